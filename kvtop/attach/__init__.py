@@ -1,0 +1,1 @@
+"""Finding vLLM servers on this machine, and getting the probe into them."""

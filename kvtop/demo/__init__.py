@@ -1,0 +1,1 @@
+"""A simulated engine, served by the real probe."""

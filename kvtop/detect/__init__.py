@@ -1,0 +1,1 @@
+"""Detectors: pure functions from history to findings."""

@@ -1,0 +1,1 @@
+"""Pure drawing: data, width and height in; lines of (text, style) runs out."""

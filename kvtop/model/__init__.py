@@ -1,0 +1,1 @@
+"""The data of kvtop: frozen, with units in the names, the same live and replayed."""

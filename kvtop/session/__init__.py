@@ -1,0 +1,1 @@
+"""Session files: recording, replaying, exporting."""

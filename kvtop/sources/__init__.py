@@ -1,0 +1,1 @@
+"""Sources of readings. Each reads one thing and knows nothing of the others."""

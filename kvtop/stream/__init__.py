@@ -1,0 +1,1 @@
+"""From readings to snapshots: polling, merging, and the live stream."""

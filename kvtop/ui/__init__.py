@@ -1,0 +1,1 @@
+"""The Textual app. Nothing else in kvtop imports Textual."""
