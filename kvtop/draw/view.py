@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from kvtop.model.detail import Detail
 from kvtop.model.history import History
+
+__all__ = ["Detail", "Dialog", "Line", "Run", "View"]
 
 Run = tuple[str, str]
 """Text and the name of its style in `draw.style.STYLES`."""
@@ -14,21 +17,19 @@ Line = tuple[Run, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Detail:
-    """The block table of one request, as its engine's probe gave it."""
+class Dialog:
+    """Something drawn over the panels until it is answered or closed."""
 
-    request_id: str
-    """The request asked for."""
-    step: int | None = None
-    """Scheduler step of the answer. None: no answer yet, or it failed."""
-    tables: tuple[tuple[int, int | None, tuple[int, ...]], ...] = ()
-    """A group: its index, its block size in tokens, its physical block ids in logical order."""
-    refs: tuple[tuple[int, ...], ...] = ()
-    """Ref count of each entry, the same shape as the tables."""
-    shared_with: Mapping[int, Sequence[str]] = field(default_factory=dict)
-    """Other requests that hold a block, by block id."""
-    error: str = ""
-    """Why there is no answer. Empty: there is one, or it is awaited."""
+    kind: str
+    """`help`, `sources` (drawn live from the snapshot), `message`, `confirm` or `input`."""
+    title: str
+    """Title of its box."""
+    lines: tuple[Line, ...] = ()
+    """What it says; longer lines are cut, more lines are scrolled."""
+    action: str = ""
+    """What the answer is for; only `confirm` and `input` have one."""
+    value: str = ""
+    """Text typed so far; only `input` has one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,3 +72,9 @@ class View:
     """A short message for the footer. Empty: the keys are shown."""
     history: History | None = None
     """What the charts are drawn from. None: no charts yet."""
+    zoom: bool = False
+    """True: the focused panel has the whole screen."""
+    mono: bool = False
+    """True: the terminal shows no colours, so block states are drawn as letters."""
+    dialog: Dialog | None = None
+    """What is drawn over the panels. None: nothing."""

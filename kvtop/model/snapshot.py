@@ -339,6 +339,8 @@ class Engine:
     """Worker processes under it."""
     alive: bool = True
     """False: its process is gone; the values are its last."""
+    orphan: bool = False
+    """True: the API server that started it is gone; it goes on holding its memory."""
     process_state: str | None = None
     """The kernel's letter (R, S, D, T, Z). None: not readable."""
     rss_bytes: int | None = None

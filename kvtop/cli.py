@@ -1,0 +1,131 @@
+"""The command line: one parser, one small module a subcommand.
+
+Every subcommand's module is imported only when it is the one that runs, so that
+`kvtop --version` and shell completion cost nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from kvtop import __version__
+from kvtop.errors import ExitCode, KvtopError, UsageError
+
+COMMANDS: dict[str, tuple[str, str]] = {
+    "top": ("kvtop.commands.top", "the live screen (the default)"),
+    "once": ("kvtop.commands.once", "print one snapshot and exit"),
+    "demo": ("kvtop.commands.demo", "the live screen on a simulated engine"),
+}
+"""Name to module and help. `top` is what plain `kvtop` runs."""
+
+
+class _Parser(argparse.ArgumentParser):
+    """Bad usage is an error like any other: one plain line and its exit code."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(message, f"see `{self.prog} --help`")
+
+
+def _parser(command: str | None) -> argparse.ArgumentParser:
+    """The parser for one subcommand, or for the top level when None."""
+    if command is None:
+        lines = "\n".join(f"  {name:<10}{text}" for name, (_, text) in COMMANDS.items())
+        return _Parser(
+            prog="kvtop",
+            description="See where every KV-cache block of a running vLLM is.",
+            epilog=f"commands:\n{lines}\n\nkvtop COMMAND --help tells the options of each.",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            usage="kvtop [--version] [--help] [COMMAND] [options]",
+            add_help=False,
+        )
+    module_name, text = COMMANDS[command]
+    prog = "kvtop" if command == "top" else f"kvtop {command}"
+    parser = _Parser(prog=prog, description=text[0].upper() + text[1:] + ".")
+    importlib.import_module(module_name).add_arguments(parser)
+    return parser
+
+
+def run(argv: Sequence[str]) -> int:
+    """Run one command line.
+
+    Raises:
+        KvtopError: It failed in a way that the user can act on.
+    """
+    words = list(argv)
+    if words and words[0] in ("-V", "--version"):
+        print(f"kvtop {__version__}")
+        return ExitCode.OK
+    if words and words[0] in ("-h", "--help", "help"):
+        _parser(None).print_help()
+        print("\noptions of plain kvtop:")
+        print(_parser("top").format_help().split("options:\n", 1)[-1], end="")
+        return ExitCode.OK
+    command = "top"
+    if words and not words[0].startswith("-"):
+        command = words.pop(0)
+        if command not in COMMANDS:
+            raise UsageError(f"unknown command {command!r}", "see `kvtop --help`")
+    options = _parser(command).parse_args(words)
+    code: int = importlib.import_module(COMMANDS[command][0]).run(options)
+    return code
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command line and turn failures into one plain line and an exit code."""
+    try:
+        code = run(sys.argv[1:] if argv is None else argv)
+        sys.stdout.flush()
+        return code
+    except KvtopError as error:
+        print(f"kvtop: {_plain(error.line())}", file=sys.stderr)
+        return error.code
+    except KeyboardInterrupt:
+        return ExitCode.INTERRUPTED
+    except BrokenPipeError:
+        # The reader of our output is gone (`kvtop once | head`): nothing is left to say,
+        # and the interpreter must not say it at exit either.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return ExitCode.IO
+    except OSError as error:
+        print(f"kvtop: {_plain(str(error))}", file=sys.stderr)
+        return ExitCode.IO
+    except Exception as error:
+        where = _keep_traceback()
+        what = _plain(f"{type(error).__name__}: {error}")
+        print(f"kvtop: a fault of kvtop's own: {what}; please report it{where}", file=sys.stderr)
+        return ExitCode.INTERNAL
+
+
+def _keep_traceback() -> str:
+    """Write the traceback being handled to a file; says where, or nothing when it cannot."""
+    # Imported here: nobody pays for them unless something broke.
+    import tempfile
+    import traceback
+
+    try:
+        with tempfile.NamedTemporaryFile(
+            "w", prefix="kvtop-fault-", suffix=".txt", delete=False, encoding="utf-8"
+        ) as file:
+            traceback.print_exc(file=file)
+    except OSError:
+        return ""
+    return f" with {file.name}"
+
+
+def _plain(text: str) -> str:
+    """One line without control characters, whatever a file name or a server put in."""
+    return "".join(c if c.isprintable() else "?" for c in text.replace("\n", " "))
+
+
+def entry() -> NoReturn:
+    """The console script. Leaves without waiting for threads that hang in a driver."""
+    code = main()
+    with contextlib.suppress(OSError):
+        sys.stderr.flush()
+    os._exit(code)

@@ -1,0 +1,122 @@
+"""A snapshot as plain text: `kvtop once`. No styles, no cursor, one fact a column."""
+
+from __future__ import annotations
+
+from kvtop.draw.numbers import count, duration, gib, percent, rate, size
+from kvtop.draw.text import DASH, cell_width, visible
+from kvtop.model.snapshot import Engine, Gpu, Request, Snapshot, SourceState
+
+_STATES = ("used", "shared", "cached", "held", "ghost", "free", "null")
+
+_COLUMNS: tuple[tuple[str, str], ...] = (
+    ("ID", "id"),
+    ("PHASE", "phase"),
+    ("STATUS", "status"),
+    ("REASON", "reason"),
+    ("AGE", "age_s"),
+    ("PROMPT", "prompt_tokens"),
+    ("GEN", "output_tokens"),
+    ("MAX", "max_tokens"),
+    ("COMPUTED", "computed_tokens"),
+    ("HIT", "cached_tokens"),
+    ("BLOCKS", "blocks"),
+    ("SHARED", "shared_blocks"),
+    ("MEM", "kv_bytes"),
+    ("SLACK", "slack_tokens"),
+    ("PREEMPT", "preemptions"),
+    ("OWED", "owed_blocks"),
+    ("CLIENT", "client"),
+)
+
+
+def plain(snapshot: Snapshot) -> list[str]:
+    """Lines without control characters, whatever the snapshot holds."""
+    demo = "  DEMO" if snapshot.demo else ""
+    lines = [f"kvtop {snapshot.version}  {visible(snapshot.host)}{demo}"]
+    for source in snapshot.sources:
+        if source.state in (SourceState.FAILED, SourceState.STALE) or source.reason:
+            remedy = f"; {source.remedy}" if source.remedy else ""
+            text = source.reason + remedy
+            lines.append(f"{visible(source.name)}: {source.state.value}: {visible(text)}")
+    lines += [_gpu(gpu) for gpu in snapshot.gpus]
+    for engine in snapshot.engines:
+        lines += ["", *_engine(engine)]
+    return lines
+
+
+def _gpu(gpu: Gpu) -> str:
+    name = f"GPU {gpu.index} {visible(gpu.name or DASH)}{' (simulated)' if gpu.simulated else ''}"
+    if gpu.error:
+        return f"{name}: {visible(gpu.error)}"
+    system = " (system memory)" if gpu.mem_is_system else ""
+    return (
+        f"{name}: memory {gib(gpu.mem_used_bytes)}/{gib(gpu.mem_total_bytes)} GiB{system}, "
+        f"busy {percent(gpu.util_percent)}, {count(gpu.temperature_c)} C, "
+        f"{count(gpu.power_w)}/{count(gpu.power_limit_w)} W"
+    )
+
+
+def _engine(engine: Engine) -> list[str]:
+    lines = [
+        f"engine {count(engine.engine)}  {visible(engine.server)}  pid {_plain(engine.pid)}  "
+        f"{visible(engine.model or DASH)}  vLLM {visible(engine.vllm_version or DASH)}  "
+        f"{visible(engine.state or DASH)}"
+    ]
+    for pool in engine.pools:
+        counts = pool.counts
+        parts = [f"{state} {count(getattr(counts, state))}" for state in _STATES]
+        lines.append(
+            f"blocks ({visible(pool.label)}): total {count(counts.total)} x "
+            f"{count(engine.block_size)} tok  " + "  ".join(parts)
+        )
+        if pool.free_queue is not None and pool.free_queue != counts.free + counts.cached:
+            lines.append(
+                f"BROKEN: free + cached = {count(counts.free + counts.cached)}, "
+                f"vLLM's free queue = {count(pool.free_queue)}"
+            )
+    metrics = engine.metrics
+    if metrics is not None:
+        lines.append(
+            f"metrics: KV {percent(metrics.kv_used_percent)}  running {count(metrics.running)}  "
+            f"waiting {count(metrics.waiting)}  hit {percent(metrics.prefix_hit_percent)} now, "
+            f"{percent(metrics.prefix_hit_total_percent)} since start  "
+            f"preemptions {count(metrics.preemptions_total)} ({rate(metrics.preemptions_s)}/s)"
+        )
+    if engine.probe_reason:
+        lines.append(f"no live block state: {visible(engine.probe_reason)}")
+    if engine.requests:
+        lines += _table(engine.requests)
+    elif engine.requests is not None:
+        lines.append("no requests")
+    return lines
+
+
+def _plain(number: int | None) -> str:
+    return DASH if number is None else str(number)
+
+
+def _cell(request: Request, name: str) -> str:
+    value = getattr(request, name)
+    if value is None:
+        return DASH
+    if name == "age_s":
+        return duration(value)
+    if name == "kv_bytes":
+        return size(value)
+    if name == "phase":
+        return str(value.value)
+    return visible(value) if isinstance(value, str) else count(value)
+
+
+def _table(requests: tuple[Request, ...]) -> list[str]:
+    rows = [[title for title, _ in _COLUMNS]]
+    rows += [[_cell(request, name) for _, name in _COLUMNS] for request in requests]
+    widths = [max(cell_width(row[i]) for row in rows) for i in range(len(_COLUMNS))]
+    lines = []
+    for row in rows:
+        cells = []
+        for i, (cell, width) in enumerate(zip(row, widths, strict=True)):
+            space = " " * (width - cell_width(cell))
+            cells.append(cell + space if i < 4 else space + cell)
+        lines.append("  ".join(cells).rstrip())
+    return lines

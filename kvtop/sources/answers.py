@@ -1,0 +1,259 @@
+"""What the probe answers, turned into the model. Pure.
+
+What comes back is a `model.snapshot.Engine` with the fields that the probe knows;
+`stream.merge` adds what /metrics and /proc know. The answer comes from another
+process, maybe of another version: every field is checked, a missing one is None.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import zlib
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any, TypeVar
+from urllib.parse import quote
+
+from kvtop.errors import BadDataError
+from kvtop.model.blocks import BlockCounts, BlockState, count_states
+from kvtop.model.detail import Detail
+from kvtop.model.snapshot import (
+    Counters,
+    Engine,
+    Group,
+    Phase,
+    Pool,
+    ProbeInfo,
+    Request,
+)
+
+PROBE_SCHEMA = 1
+"""Version of the probe's answers that this module reads (`kvtop.probe`)."""
+
+MAX_POOL_BLOCKS = 2**26
+"""Columns that unpack to more are refused, whatever their compressed size."""
+
+_T = TypeVar("_T", int, float, str, bool)
+
+_REQUEST_FIELDS = {field.name: field.type for field in fields(Request)}
+
+
+def _opt(data: Mapping[str, Any], name: str, kind: type[_T]) -> _T | None:
+    value = data.get(name)
+    if isinstance(value, bool) and kind is not bool:
+        return None
+    if kind is float and isinstance(value, int):
+        return kind(value)
+    return value if isinstance(value, kind) else None
+
+
+def _column(data: Mapping[str, Any], name: str, length: int) -> bytes | None:
+    packed = data.get(name)
+    if packed is None:
+        return None
+    if not isinstance(packed, str):
+        raise BadDataError(f"the probe's column {name} is not text")
+    try:
+        unpacker = zlib.decompressobj()
+        column = unpacker.decompress(base64.b64decode(packed, validate=True), MAX_POOL_BLOCKS)
+    except (binascii.Error, zlib.error, ValueError) as error:
+        raise BadDataError(f"the probe's column {name} cannot be unpacked: {error}") from None
+    if len(column) != length:
+        raise BadDataError(f"the probe's column {name} has {len(column)} blocks, not {length}")
+    return column
+
+
+def _pool(data: Mapping[str, Any]) -> Pool:
+    counts_data = data.get("counts")
+    if not isinstance(counts_data, dict):
+        raise BadDataError("the probe's pool has no counts")
+    numbers = {field.name: _opt(counts_data, field.name, int) for field in fields(BlockCounts)}
+    if any(number is None or number < 0 for number in numbers.values()):
+        raise BadDataError("the probe's block counts are not whole numbers")
+    counts = BlockCounts(**{name: number or 0 for name, number in numbers.items()})
+    states = _column(data, "states", counts.total)
+    if states is not None:
+        if states and max(states) > max(BlockState):
+            raise BadDataError(f"the probe knows a block state {max(states)}, kvtop does not")
+        if count_states(states) != counts:
+            raise BadDataError("the probe's block counts do not match its own block states")
+    return Pool(
+        counts=counts,
+        free_queue=_opt(data, "free_queue", int),
+        states=states,
+        refs=_column(data, "refs", counts.total),
+        tables=_column(data, "tables", counts.total),
+        label=_opt(data, "label", str) or "gpu",
+    )
+
+
+def _request_value(name: str, value: Any) -> Any:
+    """`value` if it has the type of the field, else None."""
+    kind = str(_REQUEST_FIELDS[name])
+    if isinstance(value, bool):
+        return None
+    if kind.startswith("int"):
+        return value if isinstance(value, int) else None
+    if kind.startswith("float"):
+        return float(value) if isinstance(value, (int, float)) else None
+    return value if isinstance(value, str) else None
+
+
+def _requests(data: Any) -> tuple[Request, ...] | None:
+    if not isinstance(data, dict):
+        return None
+    columns, rows = data.get("columns"), data.get("rows")
+    if not isinstance(columns, list) or not isinstance(rows, list):
+        raise BadDataError("the probe's requests have no columns and rows")
+    known = [(i, name) for i, name in enumerate(columns) if name in _REQUEST_FIELDS]
+    requests = []
+    for row in rows:
+        if not isinstance(row, list) or len(row) != len(columns):
+            raise BadDataError("a request row of the probe does not fit its columns")
+        values = {name: _request_value(name, row[i]) for i, name in known}
+        try:
+            values["phase"] = Phase(values["phase"])
+            requests.append(Request(**values))
+        except (KeyError, TypeError, ValueError):
+            raise BadDataError("a request row of the probe lacks its id, status or phase") from None
+    return tuple(requests)
+
+
+def _section(data: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    section = data.get(name)
+    if not isinstance(section, dict):
+        raise BadDataError(f"the probe's answer has no {name}")
+    return section
+
+
+def parse_snapshot(body: bytes) -> Engine:
+    """An `Engine` from the body of the probe's /v1/snapshot.
+
+    Raises:
+        BadDataError: It is not such a body, or contradicts itself.
+    """
+    try:
+        data = json.loads(body)
+    except ValueError:
+        raise BadDataError("the probe's answer is not JSON") from None
+    if not isinstance(data, dict) or data.get("schema") != PROBE_SCHEMA:
+        seen = data.get("schema") if isinstance(data, dict) else None
+        raise BadDataError(
+            f"the probe speaks schema {seen}, this kvtop speaks {PROBE_SCHEMA}",
+            "use the same kvtop version on both sides, or `kvtop attach --replace`",
+        )
+    engine, probe = _section(data, "engine"), _section(data, "probe")
+    cut_time_s = _opt(data, "time_s", float)
+    if cut_time_s is None:
+        raise BadDataError("the probe's answer has no time")
+    counters = data.get("counters")
+    groups = engine.get("groups")
+    missing = probe.get("missing")
+    pools = data.get("pools")
+    return Engine(
+        engine=_opt(engine, "index", int),
+        pid=_opt(engine, "pid", int),
+        server="",
+        model=_opt(engine, "model", str),
+        vllm_version=_opt(engine, "vllm_version", str),
+        block_size=_opt(engine, "block_size", int),
+        block_bytes=_opt(engine, "block_bytes", int),
+        max_model_len=_opt(engine, "max_model_len", int),
+        max_num_seqs=_opt(engine, "max_num_seqs", int),
+        prefix_caching=_opt(engine, "prefix_caching", bool),
+        state=_opt(engine, "state", str),
+        simulated=_opt(engine, "simulated", bool) or False,
+        groups=tuple(
+            Group(
+                index=_opt(group, "index", int) or 0,
+                kind=_opt(group, "kind", str) or "?",
+                block_size_tokens=_opt(group, "block_size_tokens", int),
+                sliding_window_tokens=_opt(group, "sliding_window_tokens", int),
+            )
+            for group in (groups if isinstance(groups, list) else ())
+            if isinstance(group, dict)
+        ),
+        pools=tuple(
+            _pool(pool)
+            for pool in (pools if isinstance(pools, list) else ())
+            if isinstance(pool, dict)
+        ),
+        counters=Counters(
+            **{field.name: _opt(counters, field.name, int) for field in fields(Counters)}
+        )
+        if isinstance(counters, dict)
+        else None,
+        requests=_requests(data.get("requests")),
+        probe=ProbeInfo(
+            version=_opt(probe, "version", str) or "?",
+            step=_opt(probe, "step", int) or 0,
+            scan_us=_opt(probe, "scan_us", float) or 0.0,
+            cost_percent=_opt(probe, "cost_percent", float) or 0.0,
+            point=_opt(probe, "point", str) or "?",
+            cut_time_s=cut_time_s,
+            step_age_s=_opt(probe, "step_age_s", float),
+            verified_age_s=_opt(probe, "verified_age_s", float),
+            drift=_opt(probe, "drift", int) or 0,
+            errors=_opt(probe, "errors", int) or 0,
+            missing=tuple(
+                name
+                for name in (missing if isinstance(missing, list) else ())
+                if isinstance(name, str)
+            ),
+        ),
+    )
+
+
+def parse_clients(body: bytes) -> frozenset[str] | None:
+    """Ids of the requests that still have a client, from an API server's probe.
+
+    Returns:
+        None when this vLLM's API server does not tell.
+
+    Raises:
+        BadDataError: It is not such a body.
+    """
+    try:
+        data = json.loads(body)
+    except ValueError:
+        raise BadDataError("the probe's answer is not JSON") from None
+    clients = data.get("clients") if isinstance(data, dict) else None
+    if not isinstance(clients, list):
+        return None
+    return frozenset(name for name in clients if isinstance(name, str))
+
+
+def parse_detail(request_id: str, body: bytes) -> Detail:
+    """One request's block tables from the probe's /v1/requests/<id>.
+
+    Raises:
+        BadDataError: It is not such a body.
+    """
+    try:
+        data = json.loads(body)
+        tables = tuple(
+            (int(table["group"]), _opt(table, "block_size_tokens", int), _ids(table["blocks"]))
+            for table in data["tables"]
+        )
+        refs = tuple(_ids(row) for row in data["refs"])
+        shared = {
+            int(block): tuple(str(other) for other in others)
+            for block, others in data["shared_with"].items()
+        }
+        step = _opt(data, "step", int)
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise BadDataError("the probe's answer about a request cannot be read") from None
+    if [len(row) for row in refs] != [len(blocks) for _, _, blocks in tables]:
+        raise BadDataError("the probe's ref counts do not fit its block tables")
+    return Detail(request_id, step, tables, refs, shared)
+
+
+def _ids(values: list[Any]) -> tuple[int, ...]:
+    return tuple(int(value) for value in values)
+
+
+def request_path(request_id: str) -> str:
+    """The probe's path for one request's block table."""
+    return "/v1/requests/" + quote(request_id, safe="")

@@ -1,0 +1,169 @@
+"""The probes inside engine cores and API servers, read over their Unix sockets."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from kvtop.errors import BadDataError, UnreachableError
+from kvtop.model.snapshot import Engine
+from kvtop.sources.answers import parse_clients, parse_snapshot
+from kvtop.sources.base import SourceError
+
+if TYPE_CHECKING:
+    import httpx
+
+MAX_ANSWER_BYTES = 64 * 2**20
+"""Larger answers are refused: a pool of 4 million blocks needs far less."""
+
+
+def get_once(path: str, target: str, timeout_s: float) -> bytes:
+    """One GET over a Unix socket without an HTTP library.
+
+    For the first frame only: importing httpx takes longer than everything else
+    that a first frame needs. The poller keeps one httpx connection.
+
+    Raises:
+        UnreachableError: No answer in time, or not a 200.
+    """
+    request = f"GET {target} HTTP/1.1\r\nHost: kvtop\r\nConnection: close\r\n\r\n"
+    answer = bytearray()
+    try:
+        with socket.socket(socket.AF_UNIX) as sock:
+            sock.settimeout(timeout_s)
+            sock.connect(str(path))
+            sock.sendall(request.encode("ascii"))
+            while chunk := sock.recv(1 << 16):
+                answer += chunk
+                if len(answer) > MAX_ANSWER_BYTES:
+                    raise UnreachableError(f"the probe at {path} answers without end")
+    except OSError as error:
+        raise UnreachableError(f"the probe at {path} does not answer: {error}") from None
+    head, _, body = bytes(answer).partition(b"\r\n\r\n")
+    if b" 200 " not in head.split(b"\r\n", 1)[0]:
+        raise UnreachableError(f"the probe at {path} answers {head[:40]!r}")
+    return body
+
+
+class ProbeClient:
+    """One kept-alive HTTP connection to a probe.
+
+    Args:
+        path: The probe's Unix socket.
+        timeout_s: For connecting and for each answer.
+    """
+
+    def __init__(self, path: str, timeout_s: float = 2.0) -> None:
+        self._path = path
+        self._timeout_s = timeout_s
+        self._client: httpx.AsyncClient | None = None
+
+    async def get(self, target: str) -> bytes:
+        """The body of a 200 answer.
+
+        Raises:
+            SourceError: No such socket, no permission, no answer, or not a 200.
+        """
+        import httpx
+
+        if self._client is None:
+            self._client = httpx.AsyncClient(
+                transport=httpx.AsyncHTTPTransport(
+                    uds=str(self._path), limits=httpx.Limits(max_connections=2)
+                ),
+                timeout=self._timeout_s,
+                base_url="http://kvtop",
+            )
+        try:
+            async with self._client.stream("GET", target) as answer:
+                body = bytearray()
+                async for chunk in answer.aiter_bytes():
+                    body += chunk
+                    if len(body) > MAX_ANSWER_BYTES:
+                        raise SourceError("the probe answers without end", "report this")
+                if answer.status_code == 404:
+                    raise SourceError("the probe does not know this request", "")
+                if answer.status_code != 200:
+                    raise SourceError(f"the probe answers {answer.status_code}", "")
+                return bytes(body)
+        except httpx.TimeoutException:
+            raise SourceError(
+                "the probe does not answer in time", "the process may be stopped: `kvtop doctor`"
+            ) from None
+        except httpx.HTTPError as error:
+            raise SourceError(*self._explain(error)) from None
+
+    def _explain(self, error: Exception) -> tuple[str, str]:
+        text = str(error) or type(error).__name__
+        if "ermission" in text:
+            return (
+                "the probe belongs to another user",
+                "run kvtop as the user of the server, or as root",
+            )
+        return f"the probe's socket does not answer ({text})", "the process may be gone"
+
+    async def close(self) -> None:
+        """Close the connection."""
+        client, self._client = self._client, None
+        if client is not None:
+            await client.aclose()
+
+
+class _ProbeSource:
+    """What the two roles share: a client and a target pid."""
+
+    kind = "engine"
+    deadline_s = 3.0
+
+    def __init__(self, name: str, path: str, pid: int, period_s: float) -> None:
+        self.name = name
+        self.target_pid: int | None = pid
+        self.period_s = period_s
+        self.client = ProbeClient(path)
+
+    async def close(self) -> None:
+        """Close the connection."""
+        await self.client.close()
+
+    async def _snapshot(self, parse: Callable[[bytes], Any]) -> Any:
+        try:
+            return parse(await self.client.get("/v1/snapshot"))
+        except (BadDataError, UnreachableError) as error:
+            raise SourceError(error.what, error.remedy) from None
+
+
+class EngineSource(_ProbeSource):
+    """Block and request state of one engine core, from its probe."""
+
+    def __init__(self, path: str, pid: int, period_s: float = 1.0) -> None:
+        super().__init__(f"engine {pid}", path, pid, period_s)
+
+    async def read(self) -> Engine:
+        """The engine at its last cut.
+
+        Raises:
+            SourceError: No answer, or not one that kvtop understands.
+        """
+        engine: Engine = await self._snapshot(parse_snapshot)
+        return engine
+
+
+class ClientsSource(_ProbeSource):
+    """Requests that still have a client, from the probe in an API server."""
+
+    kind = "clients"
+
+    def __init__(self, path: str, pid: int, period_s: float = 1.0) -> None:
+        super().__init__(f"clients {pid}", path, pid, period_s)
+
+    async def read(self) -> frozenset[str]:
+        """Ids of the requests that have a client here.
+
+        Raises:
+            SourceError: No answer, or this vLLM does not tell.
+        """
+        clients: frozenset[str] | None = await self._snapshot(parse_clients)
+        if clients is None:
+            raise SourceError("this vLLM's API server does not tell its requests", "")
+        return clients

@@ -1,0 +1,90 @@
+"""Bounded load on a vLLM server: streams that finish, streams whose client vanishes, bursts."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import httpx
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One completion request."""
+
+    prompt_chars: int
+    """Prompt length; the test tokenizer makes one token a byte."""
+    max_tokens: int
+    """Exactly so many tokens are generated (`ignore_eos`)."""
+    leave_after: int | None = None
+    """Close the connection after so many chunks. None: stay to the end."""
+    prefix: str = ""
+    """Start of the prompt, for prefix hits."""
+    start_s: float = 0.0
+    """Delay before it is sent."""
+
+
+async def run(url: str, jobs: Sequence[Job], seed: int = 0) -> dict[str, int]:
+    """Run all jobs; returns how many finished, left and failed."""
+    result = {"finished": 0, "left": 0, "failed": 0}
+    limits = httpx.Limits(max_connections=len(jobs) + 1)
+    async with httpx.AsyncClient(timeout=300, limits=limits, trust_env=False) as client:
+        rng = random.Random(seed)
+        texts = ["".join(rng.choices("abcdefghij", k=job.prompt_chars)) for job in jobs]
+        outcomes = await asyncio.gather(
+            *(_one(client, url, job, text) for job, text in zip(jobs, texts, strict=True))
+        )
+    for outcome in outcomes:
+        result[outcome] += 1
+    return result
+
+
+async def _one(client: httpx.AsyncClient, url: str, job: Job, text: str) -> str:
+    await asyncio.sleep(job.start_s)
+    prompt = job.prefix + text[len(job.prefix) :] if job.prefix else text
+    body = {
+        "model": "tiny",
+        "prompt": prompt,
+        "max_tokens": job.max_tokens,
+        "ignore_eos": True,
+        "stream": True,
+    }
+    try:
+        async with client.stream("POST", f"{url}/v1/completions", json=body) as answer:
+            if answer.status_code != 200:
+                return "failed"
+            chunks = 0
+            async for line in answer.aiter_lines():
+                chunks += bool(line)
+                if job.leave_after is not None and chunks >= job.leave_after:
+                    return "left"
+    except httpx.HTTPError:
+        return "failed"
+    return "finished"
+
+
+def mixed(count: int, seed: int = 0) -> list[Job]:
+    """Chats with a shared prefix, long prompts, and clients that vanish."""
+    rng = random.Random(seed)
+    system = "".join(rng.choices("klmnopqrst", k=512))
+    jobs = []
+    for i in range(count):
+        leave = rng.randint(2, 30) if rng.random() < 0.25 else None
+        prefix = system if rng.random() < 0.5 else ""
+        jobs.append(
+            Job(
+                prompt_chars=rng.choice((60, 300, 700, 1500)),
+                max_tokens=rng.choice((10, 40, 120)),
+                leave_after=leave,
+                prefix=prefix,
+                start_s=i * 0.05,
+            )
+        )
+    return jobs
+
+
+def storm(count: int = 16) -> list[Job]:
+    """More KV than 64 blocks of 128 tokens can hold: preemptions for certain."""
+    return [Job(prompt_chars=200, max_tokens=700) for _ in range(count)]

@@ -1,0 +1,173 @@
+"""A real vLLM on the CPU: a two-layer model made here, served on loopback, always stopped."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from urllib.request import urlopen
+
+START_S = 240.0
+"""Longest start on a busy machine; 30 s on a quiet one."""
+
+_MAKE_TOKENIZER = """
+import sys
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+tokenizer = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(letters)}, merges=[]))
+tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+tokenizer.decoder = decoders.ByteLevel()
+tokenizer.add_special_tokens(["<s>", "</s>"])
+tokenizer.save(sys.argv[1])
+"""
+
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "vocab_size": 320,
+    "max_position_embeddings": 8192,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "torch_dtype": "float32",
+    "bos_token_id": 256,
+    "eos_token_id": 257,
+    "tie_word_embeddings": False,
+    "hidden_act": "silu",
+}
+"""A Llama of two layers: one token of KV is 2 layers x 2 (K, V) x 2 heads x 16 x 4 bytes."""
+
+
+def make_model(python: str, folder: Path) -> Path:
+    """A model folder that needs no download: one byte of text is one token."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    tokenizer = folder / "tokenizer.json"
+    subprocess.run([python, "-c", _MAKE_TOKENIZER, str(tokenizer)], check=True)
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps(
+            {
+                "tokenizer_class": "PreTrainedTokenizerFast",
+                "bos_token": "<s>",
+                "eos_token": "</s>",
+            }
+        )
+    )
+    return folder
+
+
+def free_port() -> int:
+    """A TCP port of the loopback that is free now."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port: int = sock.getsockname()[1]
+        return port
+
+
+class Server:
+    """One vLLM server with its process group, its log and its probe directory."""
+
+    def __init__(
+        self,
+        python: str,
+        model: Path,
+        folder: Path,
+        arguments: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.sockets = folder / "sockets"
+        self.log = folder / "vllm.log"
+        folder.mkdir(parents=True, exist_ok=True)
+        env = {
+            **os.environ,
+            "HF_HUB_OFFLINE": "1",
+            "VLLM_CPU_KVCACHE_SPACE": "1",
+            "VLLM_NO_USAGE_STATS": "1",
+            "OMP_NUM_THREADS": "2",
+            "KVTOP_DIR": str(self.sockets),
+            **(environment or {}),
+        }
+        env.pop("KVTOP_PROBE", None) if "KVTOP_PROBE" not in (environment or {}) else None
+        command = [
+            *(python, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)),
+            *("--served-model-name", "tiny", "--load-format", "dummy", "--enforce-eager"),
+            *("--max-model-len", "4096", "--host", "127.0.0.1", "--port", str(self.port)),
+            *arguments,
+        ]
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                command, env=env, cwd=folder, stdout=log, stderr=log, start_new_session=True
+            )
+
+    def wait(self) -> Server:
+        """Until it serves. Raises RuntimeError with the end of its log when it does not."""
+        end = time.monotonic() + START_S
+        while time.monotonic() < end:
+            if self.process.poll() is not None:
+                break
+            try:
+                with urlopen(f"{self.url}/health", timeout=2) as answer:
+                    if answer.status == 200:
+                        return self
+            except OSError:
+                time.sleep(0.5)
+        tail = self.log.read_text(errors="replace")[-4000:]
+        self.stop()
+        raise RuntimeError(f"vLLM did not start:\n{tail}")
+
+    def engine_pid(self) -> int:
+        """Process of the engine core, by its title."""
+        import psutil
+
+        for child in psutil.Process(self.process.pid).children(recursive=True):
+            if "VLLM::EngineCore" in " ".join(child.cmdline()) or child.name().startswith(
+                "VLLM::Engine"
+            ):
+                return child.pid
+        raise RuntimeError("no engine core process")
+
+    def stop(self) -> None:
+        """End the whole process group, politely, then not."""
+        for sig, patience in ((signal.SIGTERM, 15), (signal.SIGKILL, 10)):
+            try:
+                os.killpg(self.process.pid, sig)
+            except ProcessLookupError:
+                break
+            try:
+                self.process.wait(patience)
+            except subprocess.TimeoutExpired:
+                continue
+        # The engine core has a title of its own but stays in the group.
+        try:
+            os.killpg(self.process.pid, signal.SIGKILL)
+        except (ProcessLookupError, PermissionError):
+            return
+
+
+def python_or_reason() -> tuple[str, str]:
+    """The interpreter of the vLLM environment, or why there is none."""
+    python = os.environ.get("KVTOP_VLLM_PYTHON", "")
+    if not python:
+        return "", "KVTOP_VLLM_PYTHON is not set: tests/vllm/install.sh makes the environment"
+    check = "import importlib.metadata as m, vllm; m.distribution('vllm-kvtop')"
+    done = subprocess.run([python, "-c", check], capture_output=True, text=True, check=False)
+    if done.returncode:
+        return "", f"{python} lacks vLLM or kvtop: {done.stderr.strip().splitlines()[-1:]}"
+    return python, ""
+
+
+if __name__ == "__main__":
+    print(python_or_reason(), file=sys.stderr)
