@@ -43,7 +43,7 @@ def run(parsed: argparse.Namespace) -> int:
         print(json.dumps(once_json(snapshot), ensure_ascii=True, allow_nan=False))
     else:
         print("\n".join(plain(snapshot)))
-    found = any(engine.alive or engine.metrics for engine in snapshot.engines)
+    found = any(e.metrics or (e.pid is not None and e.alive) for e in snapshot.engines)
     return ExitCode.OK if found else ExitCode.NOT_FOUND
 
 

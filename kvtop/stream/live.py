@@ -67,7 +67,7 @@ class _Running:
 
     source: Source[Any]
     task: asyncio.Task[Any]
-    reading: Reading[Any] | None = None
+    reading: Reading[Any]
     fast: bool = False
     fresh: bool = False
 
@@ -168,7 +168,17 @@ class Live:
         loop = asyncio.get_running_loop()
         loop_of = poll(source, clock, publish, interval=period, stale=stale)
         task = loop.create_task(loop_of, name=f"poll {key}")
-        running = _Running(source, task, fast=fast)
+        # Known as starting from the first moment on: nobody may think it is not there.
+        now = self._clock.time()
+        status = SourceStatus(
+            name=source.name,
+            kind=source.kind,
+            state=SourceState.STARTING,
+            since_s=now,
+            target_pid=source.target_pid,
+        )
+        starting: Reading[Any] = Reading(status, None, now, self._clock.monotonic())
+        running = _Running(source, task, starting, fast=fast)
         self._running[key] = running
 
     async def _stop(self, key: str) -> None:
@@ -200,7 +210,7 @@ class Live:
     def _awaited(running: _Running) -> bool:
         if not running.fast or running.fresh:
             return False
-        return running.reading is None or running.reading.status.state is not SourceState.FAILED
+        return running.reading.status.state is not SourceState.FAILED
 
     async def _rest(self, due: float) -> None:
         self._wake.clear()
@@ -216,7 +226,7 @@ class Live:
     def _follow_discovery(self) -> None:
         """Poll what discovery found, and stop polling what is gone."""
         reading = self._running["discovery"].reading
-        if reading is None or reading.value is None or reading.value is self._found:
+        if reading.value is None or reading.value is self._found:
             return
         found: Found = reading.value
         self._found = found
@@ -267,7 +277,7 @@ class Live:
         group = {}
         for key, running in self._running.items():
             word, _, rest = key.partition(" ")
-            if word == kind and running.reading is not None:
+            if word == kind:
                 group[number(rest)] = running.reading
         return group
 

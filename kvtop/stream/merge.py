@@ -68,11 +68,12 @@ class Readings:
 def merge(readings: Readings) -> Snapshot:
     """One snapshot from the latest readings."""
     engines = []
+    lost_servers = {server.key for server, _ in readings.lost}
     for server in readings.found.servers if readings.found else ():
         page = readings.metrics.get(server.key)
         if server.engines:
             engines += [_engine(readings, server, found, page) for found in server.engines]
-        else:
+        elif server.key not in lost_servers:
             engines += _engines_without_process(server, page)
     engines += [_lost_engine(readings, server, found) for server, found in readings.lost]
     return Snapshot(

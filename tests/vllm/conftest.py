@@ -117,7 +117,7 @@ def record(server: Server) -> Record:
     watcher = threading.Thread(target=watch)
     watcher.start()
     try:
-        record.result = asyncio.run(load.run(server.url, load.mixed(40, seed=1)))
+        record.result = asyncio.run(load.run(server.url, load.mixed(60, seed=1)))
         storm = asyncio.run(load.run(server.url, load.storm()))
         record.result = {k: record.result[k] + storm[k] for k in storm}
     finally:

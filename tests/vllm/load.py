@@ -79,7 +79,7 @@ def mixed(count: int, seed: int = 0) -> list[Job]:
                 max_tokens=rng.choice((10, 40, 120)),
                 leave_after=leave,
                 prefix=prefix,
-                start_s=i * 0.05,
+                start_s=i * 0.1,
             )
         )
     return jobs
@@ -87,4 +87,4 @@ def mixed(count: int, seed: int = 0) -> list[Job]:
 
 def storm(count: int = 16) -> list[Job]:
     """More KV than 64 blocks of 128 tokens can hold: preemptions for certain."""
-    return [Job(prompt_chars=200, max_tokens=700) for _ in range(count)]
+    return [Job(prompt_chars=200, max_tokens=1500) for _ in range(count)]

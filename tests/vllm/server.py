@@ -33,9 +33,9 @@ CONFIG = {
     "hidden_size": 64,
     "intermediate_size": 128,
     "num_hidden_layers": 2,
-    "num_attention_heads": 4,
+    "num_attention_heads": 2,
     "num_key_value_heads": 2,
-    "head_dim": 16,
+    "head_dim": 32,
     "vocab_size": 320,
     "max_position_embeddings": 8192,
     "rms_norm_eps": 1e-5,
@@ -46,7 +46,7 @@ CONFIG = {
     "tie_word_embeddings": False,
     "hidden_act": "silu",
 }
-"""A Llama of two layers: one token of KV is 2 layers x 2 (K, V) x 2 heads x 16 x 4 bytes."""
+"""A Llama of two layers: one token of KV is 2 layers x 2 (K, V) x 2 heads x 32 x 2 bytes."""
 
 
 def make_model(python: str, folder: Path) -> Path:
@@ -85,10 +85,12 @@ class Server:
         folder: Path,
         arguments: Sequence[str] = (),
         environment: Mapping[str, str] | None = None,
+        port: int | None = None,
+        sockets: Path | None = None,
     ) -> None:
-        self.port = free_port()
+        self.port = port or free_port()
         self.url = f"http://127.0.0.1:{self.port}"
-        self.sockets = folder / "sockets"
+        self.sockets = sockets or folder / "sockets"
         self.log = folder / "vllm.log"
         folder.mkdir(parents=True, exist_ok=True)
         env = {
