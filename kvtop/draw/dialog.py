@@ -1,0 +1,80 @@
+"""What is drawn over the panels: help, sources, messages, questions, a line of input."""
+
+from __future__ import annotations
+
+from kvtop.draw.frame import box
+from kvtop.draw.layout import Rect
+from kvtop.draw.status import sources_panel
+from kvtop.draw.text import block, cell_width, cut, fit, line_width, safe
+from kvtop.draw.view import Dialog, Line, View
+from kvtop.model.snapshot import Snapshot
+
+_HINTS = {
+    "help": "esc closes  up/down scroll",
+    "sources": "esc closes  up/down scroll",
+    "message": "esc closes",
+    "confirm": "y yes  n no",
+    "input": "enter accepts  esc cancels",
+}
+
+
+def dialog_rect(dialog: Dialog, width: int, height: int) -> Rect:
+    """Where a dialog stands: in the middle, as large as it needs, inside the screen.
+
+    Args:
+        dialog: What is shown.
+        width: Columns of the screen, at least 1.
+        height: Rows of the screen, at least 1.
+    """
+    if dialog.kind == "sources":
+        wanted, rows = min(width, 120), height - 2
+    else:
+        widest = max((line_width(line) for line in dialog.lines), default=0)
+        wanted = max(widest, cell_width(dialog.title) + 4, 34) + 4
+        rows = len(dialog.lines) + 3 + (1 if dialog.kind == "input" else 0)
+    columns = max(min(wanted, width), 1)
+    rows = max(min(rows, height), 1)
+    return Rect((width - columns) // 2, (height - rows) // 2, columns, rows)
+
+
+def dialog_page(dialog: Dialog, width: int, height: int) -> int:
+    """Lines of a dialog that are on screen at once."""
+    rect = dialog_rect(dialog, width, height)
+    return max(rect.height - 3 - (1 if dialog.kind == "input" else 0), 1)
+
+
+def dialog_panel(snap: Snapshot | None, view: View, width: int, height: int) -> list[Line]:
+    """The open dialog with its border; `height` lines of `width` cells.
+
+    Args:
+        snap: Sources are drawn from it.
+        view: Its `dialog` must not be None.
+        width: Columns of the rectangle from `dialog_rect`.
+        height: Rows of it.
+    """
+    dialog = view.dialog
+    if dialog is None:
+        return block((), width, height)
+    inner, rows = max(width - 4, 0), max(height - 2, 0)
+    hint: Line = ((_HINTS.get(dialog.kind, "esc closes"), "dim"),)
+    page = max(rows - 1 - (1 if dialog.kind == "input" else 0), 0)
+    if dialog.kind == "sources" and snap is not None:
+        content = sources_panel(snap, view, inner, page)
+    else:
+        first = max(min(view.scroll.get("dialog", 0), len(dialog.lines) - page), 0)
+        content = block(dialog.lines[first : first + page], inner, page)
+    tail: list[Line] = []
+    if dialog.kind == "input" and rows > 1:
+        tail.append(_typed(dialog.value, inner, view.ascii))
+    if rows > 0:
+        tail.append(hint)
+    lines = [fit(((" ", ""), *fit(line, inner)), max(width - 2, 0)) for line in (*content, *tail)]
+    return box(dialog.title, lines[:rows], width, height, ascii=view.ascii, focused=True)
+
+
+def _typed(value: str, width: int, ascii: bool) -> Line:  # noqa: A002 - the name of the option
+    """The end of the text typed so far, with a cursor behind it."""
+    text = safe(value, ascii)
+    while text and cell_width(text) > width - 3:
+        text = text[1:]
+    return fit((("> ", "key"), (cut(text, max(width - 3, 0)), "search"), (" ", "cursor")), width)

@@ -1,0 +1,116 @@
+"""The top-frames panel: what the engine's Python is doing, by py-spy."""
+
+from __future__ import annotations
+
+from kvtop.draw.numbers import count, duration, percent, short
+from kvtop.draw.pick import engine_of, greyed, is_old, now, old_line, source_of, why
+from kvtop.draw.text import Field, block, clip, fields, pad, safe, wrap
+from kvtop.draw.view import Line, View
+from kvtop.model.snapshot import Frame, Snapshot, SourceState, Stacks
+
+_ROLES = {"engine": "EngineCore", "worker": "Worker", "api": "API server"}
+
+
+def _of_engine(snap: Snapshot, view: View) -> list[Stacks]:
+    engine = engine_of(snap, view)
+    if engine is None:
+        return []
+    pids = [engine.pid, *engine.worker_pids, *engine.api_pids]
+    return sorted(
+        (stacks for stacks in snap.stacks if stacks.pid in pids),
+        key=lambda stacks: pids.index(stacks.pid),
+    )
+
+
+def title(snap: Snapshot, view: View, width: int) -> str:
+    """`Top frames  EngineCore 4740  py-spy 20 Hz`."""
+    parts: list[Field] = [(0, (("Top frames", ""),))]
+    found = _of_engine(snap, view)
+    if found and view.stacks_on:
+        role = safe(_ROLES.get(found[0].role, found[0].role), view.ascii)
+        parts.append((1, ((f"{role} {found[0].pid}", ""),)))
+        parts.append((2, ((f"py-spy {short(found[0].rate_hz)} Hz", ""),)))
+        if len(found) > 1:
+            parts.append((3, ((f"and {len(found) - 1} more", ""),)))
+    return clip("".join(text for text, _ in fields(parts, width)), width, view.ascii)
+
+
+def stacks_panel(snap: Snapshot, view: View, width: int, height: int) -> list[Line]:
+    """The frames of the engine's processes, the hottest first; or why there are none."""
+    if not view.stacks_on:
+        return block([(("hidden, not sampling", "dim"),)], width, height)
+    found = _of_engine(snap, view)
+    source = source_of(snap, "stacks", engine_of(snap, view))
+    frames = [(stacks, frame) for stacks in found for frame in stacks.frames]
+    if not frames:
+        return block(_none(snap, view, width, bool(found)), width, height)
+    frames.sort(key=lambda pair: (-_rank(pair[1].self_percent), -_rank(pair[1].total_percent)))
+    lines: list[Line] = []
+    old = is_old(source)
+    if old:
+        lines.append(((clip(old_line(source, snap, view), width, view.ascii), "warn"),))
+    lines.append(_heads(width))
+    start = len(lines)
+    offset = view.scroll.get("stacks", 0)
+    room = max(height - start, 0)
+    offset = max(0, min(offset, len(frames) - room))
+    for stacks, frame in frames[offset : offset + room]:
+        role = "" if len(found) == 1 else f"{_ROLES.get(stacks.role, stacks.role)} {stacks.pid}"
+        lines.append(_row(frame, role, width, view.ascii))
+    if old:
+        lines = [lines[0], *greyed(lines[1:])]
+    age = now(snap, view) - found[0].time_s
+    if len(lines) < height:
+        text = (
+            f"{count(found[0].samples)} samples in {duration(found[0].window_s)},"
+            f" newest {duration(age)} ago"
+        )
+        lines.append(((clip(text, width, view.ascii) if len(text) <= width else "", "dim"),))
+    return block(lines, width, height)
+
+
+def _rank(value: float) -> float:
+    # NaN would leave the order undefined.
+    return value if value == value else -1.0  # noqa: PLR0124 - only NaN differs from itself
+
+
+def _none(snap: Snapshot, view: View, width: int, sampled: bool) -> list[Line]:
+    source = source_of(snap, "stacks", engine_of(snap, view))
+    reason = why(source, view.ascii)
+    if reason and source is not None and source.state is not SourceState.OK:
+        style = "dim" if source.state is SourceState.STARTING else "warn"
+        return [((line, style),) for line in wrap(f"No frames: {reason}", width)]
+    if sampled:
+        text = "no Python frame was running in the last window"
+    elif source is not None and source.state is SourceState.OFF:
+        text = "not sampling"
+    else:
+        text = "collecting"
+    return [((line, "dim"),) for line in wrap(text, width)]
+
+
+def _heads(width: int) -> Line:
+    return fields(
+        [(0, (("SELF", "table.head"),)), (2, ((" TOTAL FUNCTION", "table.head"),))], width
+    )
+
+
+def _row(frame: Frame, role: str, width: int, ascii: bool) -> Line:  # noqa: A002 - the option
+    parts: list[Field] = [(0, ((pad(percent(frame.self_percent), 4, True), "value"),))]
+    if width >= 20:
+        parts.append((1, ((pad(percent(frame.total_percent), 5, True), ""),)))
+    room = width - sum(len(runs[0][0]) + 1 for _, runs in parts)
+    place = safe(frame.file, ascii) + (f":{frame.line}" if frame.line is not None else "")
+    function = safe(frame.function, ascii)
+    # The function matters most; the place is cut before it.
+    name = clip(function, room, ascii)
+    if room > 0:
+        parts.append((2, ((name, ""),)))
+    rest = clip(place, room - len(name) - 1, ascii)
+    if rest and room - len(name) - 1 >= 6:
+        parts.append((3, ((rest, "label"),)))
+        extra = " ".join(part for part in (role, safe(frame.thread, ascii)) if part)
+        left = room - len(name) - len(rest) - 2
+        if left >= 4 and extra:
+            parts.append((4, ((clip(extra, left, ascii), "dim"),)))
+    return fields(parts, width, " ")
