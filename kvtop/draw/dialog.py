@@ -33,7 +33,8 @@ def dialog_rect(dialog: Dialog, width: int, height: int) -> Rect:
         wanted = max(widest, cell_width(dialog.title) + 4, 34) + 4
         rows = len(dialog.lines) + 3 + (1 if dialog.kind == "input" else 0)
     columns = max(min(wanted, width), 1)
-    rows = max(min(rows, height), 1)
+    # Header and footer stay in sight where there is room for that.
+    rows = max(min(rows, height - 2 if height > 6 else height), 1)
     return Rect((width - columns) // 2, (height - rows) // 2, columns, rows)
 
 

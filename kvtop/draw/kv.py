@@ -256,23 +256,26 @@ def _pool_line(pool: Pool, width: int, ascii: bool) -> Line:  # noqa: A002 - the
     )
 
 
+# vLLM does not count references to its placeholder block.
+_COMPARED = bytes(
+    0 if state in (BlockState.NULL, BlockState.GHOST) else 255 for state in range(256)
+)
+
+
 def refs_off(pool: Pool) -> int | None:
-    """Blocks whose ref count differs from the number of their holders; None: not fetched."""
+    """Blocks whose ref count differs from the number of their holders; None: not fetched.
+
+    Ghosts are not among them: they have a state of their own and are counted there.
+    """
     refs, tables = pool.refs, pool.tables
     if refs is None or tables is None or len(refs) != len(tables):
         return None
     if refs == tables:
         return 0
     differ = int.from_bytes(refs, "big") ^ int.from_bytes(tables, "big")
-    column = differ.to_bytes(len(refs), "big")
-    off = len(column) - column.count(0)
-    if pool.states is not None and len(pool.states) == len(column):
-        # vLLM does not count references to its placeholder block.
-        at = pool.states.find(BlockState.NULL)
-        while at >= 0:
-            off -= column[at] != 0
-            at = pool.states.find(BlockState.NULL, at + 1)
-    return off
+    if pool.states is not None and len(pool.states) == len(refs):
+        differ &= int.from_bytes(pool.states.translate(_COMPARED), "big")
+    return len(refs) - differ.to_bytes(len(refs), "big").count(0)
 
 
 def alarm_lines(engine: Engine, width: int, ascii: bool = False) -> list[Line]:  # noqa: A002

@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -32,15 +32,13 @@ from kvtop.sources.answers import parse_detail, request_path
 from kvtop.sources.base import Clock, Reading, Source, SourceError, SystemClock, poll
 from kvtop.sources.engine import ClientsSource, EngineSource
 from kvtop.sources.metrics import MetricsPage, MetricsSource, stale_reason
-from kvtop.stream.merge import Readings, merge
+from kvtop.stream.merge import Readings, clientless, merge
 from kvtop.stream.target import Discovery, DiscoverySource, Target, facts_of
 
 GRACE_S = 0.4
 """Longest wait for the fast sources before a snapshot is made without them."""
 LOST_S = 600.0
 """How long an engine that is gone stays on screen when nothing takes its place."""
-MAX_GONE = 10_000
-"""Most requests whose client is remembered as missing."""
 
 
 class _TickClock:
@@ -318,22 +316,13 @@ class Live:
             stacks=stacks,
             processes=facts_of(self._found),
             lost=tuple(lost),
-            gone_since_s=self._gone_since,
             demo=self._target.demo,
         )
-        snapshot = merge(readings)
-        self._note_gone(snapshot)
-        return snapshot
-
-    def _note_gone(self, snapshot: Snapshot) -> None:
-        """Remember since when each request has no client; forget those that left."""
-        gone: dict[tuple[int, str], float] = {}
-        for engine in snapshot.engines:
-            for request in engine.requests or ():
-                if request.client == "gone" and engine.pid is not None and len(gone) < MAX_GONE:
-                    key = (engine.pid, request.id)
-                    gone[key] = self._gone_since.get(key, snapshot.mono_s)
-        self._gone_since = gone
+        # Forgets those that left; bounded by the number of requests in the engines.
+        self._gone_since = {
+            key: self._gone_since.get(key, readings.mono_s) for key in clientless(readings)
+        }
+        return merge(replace(readings, gone_since_s=self._gone_since))
 
     async def request_detail(self, engine: Engine, request_id: str) -> Detail:
         """One request's block tables, asked now; a failure is in `Detail.error`."""

@@ -60,7 +60,7 @@ class Readings:
     lost: tuple[tuple[FoundServer, FoundEngine], ...] = ()
     """Engines that were seen and are gone."""
     gone_since_s: Mapping[tuple[int, str], float] = field(default_factory=dict)
-    """When a request's client was first missing, by engine pid and request id."""
+    """Monotonic time at which a request's client was first missed, by engine pid and id."""
     demo: bool = False
     """True: simulated."""
 
@@ -180,30 +180,59 @@ def _probe_reason(found: FoundEngine, reading: Reading[Engine] | None) -> str:
     return "" if reading.value is not None else reading.status.reason or _NOT_READ
 
 
+def _clients_of(readings: Readings, server: FoundServer) -> tuple[frozenset[str], float] | None:
+    """Requests with a client and the monotonic time of the oldest answer; None: not known.
+
+    Every API server of the engine must have answered just now: one that is silent may
+    be the one that knows a request.
+    """
+    answers = [readings.clients.get(pid) for pid in server.api_pids]
+    known: frozenset[str] = frozenset()
+    times = []
+    for answer in answers:
+        if answer is None or answer.value is None or answer.status.state is not SourceState.OK:
+            return None
+        known |= answer.value
+        times.append(answer.mono_s)
+    return (known, min(times)) if times else None
+
+
+def clientless(readings: Readings) -> set[tuple[int, str]]:
+    """Requests in a scheduler that no API server knows, by engine pid and request id."""
+    missing = set()
+    for server in readings.found.servers if readings.found else ():
+        clients = _clients_of(readings, server)
+        for engine in server.engines if clients else ():
+            reading = readings.engines.get(engine.pid)
+            if clients is not None and reading is not None and reading.value is not None:
+                ids = {request.id for request in reading.value.requests or ()}
+                missing |= {(engine.pid, name) for name in ids - clients[0]}
+    return missing
+
+
 def _with_clients(
     readings: Readings, server: FoundServer, pid: int, requests: tuple[Request, ...] | None
 ) -> tuple[Request, ...] | None:
-    """Requests with their clients; None stays where an API server cannot be asked.
+    """Requests with their clients; None stays where it is not known.
 
-    A request is `gone` only when every API server of its engine answered just now and
-    none of them knows it: one that is silent may be the one that does.
+    The engine and the API servers are not read at the same moment: a request may be
+    missing in one answer only because it had just come or just ended. It is `gone` when
+    an answer taken after it was first missed does not have it either.
     """
-    if not requests or not server.api_pids:
+    clients = _clients_of(readings, server)
+    if not requests or clients is None:
         return requests
-    known: set[str] = set()
-    for api_pid in server.api_pids:
-        reading = readings.clients.get(api_pid)
-        if reading is None or reading.value is None or reading.status.state is not SourceState.OK:
-            return requests
-        known |= reading.value
+    known, answered_s = clients
     result = []
     for request in requests:
+        since_s = readings.gone_since_s.get((pid, request.id))
         if request.id in known:
             result.append(replace(request, client="live"))
-            continue
-        since_s = readings.gone_since_s.get((pid, request.id))
-        gone_s = None if since_s is None else max(0.0, readings.mono_s - since_s)
-        result.append(replace(request, client="gone", client_gone_s=gone_s))
+        elif since_s is not None and answered_s > since_s:
+            gone_s = readings.mono_s - since_s
+            result.append(replace(request, client="gone", client_gone_s=gone_s))
+        else:
+            result.append(request)
     return tuple(result)
 
 

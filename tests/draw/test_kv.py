@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from kvtop.draw.kv import alarm_lines, kv_panel, refs_off, state_line, token_use_percent
 from kvtop.draw.view import Line, View
-from kvtop.model.blocks import count_states
+from kvtop.model.blocks import BlockState, count_states
 from kvtop.model.snapshot import Group, Pool, SourceState
 from tests.draw import samples
 from tests.draw.golden import styles_of, text_of
@@ -36,6 +36,8 @@ def test_references_to_the_null_block_are_not_counted() -> None:
     assert refs_off(pool) == 0
     assert refs_off(replace(pool, tables=bytes([0, 1, 2, 0]))) == 2
     assert refs_off(replace(pool, tables=None)) is None
+    ghost = bytes([BlockState.GHOST, *pool.states[1:]])
+    assert refs_off(replace(pool, tables=bytes([9, *pool.tables[1:]]), states=ghost)) == 0
 
 
 def test_use_of_blocks_and_of_token_slots_differ() -> None:

@@ -16,7 +16,7 @@ from kvtop.model.snapshot import (
     SourceStatus,
 )
 from kvtop.sources.metrics import MetricsPage
-from kvtop.stream.merge import Readings, merge
+from kvtop.stream.merge import Readings, clientless, merge
 from tests.stream import make
 
 
@@ -128,6 +128,20 @@ def test_a_client_is_gone_only_by_a_fresh_answer(state: SourceState, client: str
     assert requests[1].client == client
     assert requests[1].client_gone_s == (2.5 if client else None)
     assert requests[0].client == ("live" if client else None)
+
+
+def test_a_request_missed_for_the_first_time_may_just_have_come() -> None:
+    readings: dict[str, Any] = {
+        "found": make.found(make.server(make.found_engine(20))),
+        "engines": {20: make.reading(make.engine(20, make.request("new")))},
+        "clients": {19: make.reading(frozenset())},
+    }
+    both = Readings(time_s=100.0, mono_s=50.0, host="box", **readings)
+    assert clientless(both) == {(20, "new")}
+    # The answer was taken at 50.0, not after the request was missed.
+    snapshot = merged(**readings, gone_since_s={(20, "new"): 50.0})
+    assert snapshot.engines[0].requests is not None
+    assert snapshot.engines[0].requests[0].client is None
 
 
 def test_one_silent_api_server_of_two_makes_no_zombies() -> None:
