@@ -7,10 +7,13 @@ not before: it takes about 0.1 s, and the first frame does not need it.
 
 from __future__ import annotations
 
+import ctypes
+import math
 import re
 import threading
-from collections.abc import Sequence
-from dataclasses import dataclass
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib import import_module
 from itertools import pairwise
@@ -88,6 +91,58 @@ def chart(
     """
     if width <= 0 or height <= 0:
         return block((), width, height)
+    if len(times) > 1:
+        times, curves = _steady(times, curves, width)
+    shapes = tuple((c.name, c.letter, c.style, hash(tuple(c.values))) for c in curves)
+    key = (width, height, ascii, upper, hash(tuple(times)), shapes)
+    drawn = _DRAWN.get(key)
+    if drawn is None:
+        if len(_DRAWN) >= _MOST_DRAWN:
+            _DRAWN.pop(next(iter(_DRAWN)))
+        drawn = _DRAWN[key] = _chart(times, curves, width, height, ascii=ascii, upper=upper)
+    return list(drawn)
+
+
+_DRAWN: dict[tuple[object, ...], list[Line]] = {}
+"""Charts drawn last, by everything that they depend on."""
+_MOST_DRAWN = 8
+
+
+def _steady(
+    times: Sequence[float], curves: Sequence[Curve], width: int
+) -> tuple[Sequence[float], list[Curve]]:
+    """The points up to the last whole dot column.
+
+    A dot column of a long chart is many seconds wide. Points of the one that is not yet
+    over are left out until it is, so the chart is the same for all that time and need
+    not be drawn again. Short charts are not touched.
+    """
+    span = times[-1] - times[0]
+    if not 0 < span < _MOST:
+        return times, list(curves)
+    step = span / (2 * max(width, 1))
+    if step <= 1.0:
+        return times, list(curves)
+    step = 2.0 ** math.floor(math.log2(step))
+    first = bisect_left(times, math.ceil(times[0] / step) * step)
+    last = bisect_right(times, math.floor(times[-1] / step) * step)
+    if last - first < 2:
+        return times, list(curves)
+    return (
+        times[first:last],
+        [replace(curve, values=curve.values[first:last]) for curve in curves],
+    )
+
+
+def _chart(
+    times: Sequence[float],
+    curves: Sequence[Curve],
+    width: int,
+    height: int,
+    *,
+    ascii: bool,  # noqa: A002 - as above
+    upper: float | None,
+) -> list[Line]:
     lines_of = [_readable(curve.values) for curve in curves]
     seen = sum(any(value is not None for value in at) for at in zip(*lines_of, strict=False))
     # Also false where a time is NaN.
@@ -167,9 +222,25 @@ def _canvas(  # noqa: PLR0917 - one caller
             figure.draw(signal)
         text = figure.build().string()
         figure.clear.data()
+        _give_memory_back()
     styles = {str(_FIRST_COLOUR + at): curve.style for at, curve in enumerate(curves)}
     rows = [_runs(row, styles) for row in text.split("\n")[:height]]
     return rows + [[] for _ in range(height - len(rows))]
+
+
+@lru_cache(maxsize=1)
+def _trim() -> Callable[[int], int]:
+    """The C library's `malloc_trim`; where there is none, something that does nothing."""
+    try:
+        trim: Callable[[int], int] = ctypes.CDLL(None).malloc_trim
+    except (AttributeError, OSError):
+        return lambda _pad: 0
+    return trim
+
+
+def _give_memory_back() -> None:
+    """The kernel of plotext has just freed up to 16 MB of scratch, which malloc would keep."""
+    _trim()(0)
 
 
 def _longest_step(times: Sequence[float]) -> float:

@@ -6,7 +6,8 @@ read it and may not know where snapshots come from.
 
 from __future__ import annotations
 
-from collections import deque
+import math
+from array import array
 
 from kvtop.model.snapshot import Engine, Snapshot
 
@@ -40,30 +41,50 @@ def engine_key(engine: Engine) -> str:
 
 
 class History:
-    """The last `max_points` snapshots as numbers.
+    """The last `max_points` snapshots as numbers, one column of floats a series.
+
+    Columns and not rows: an hour of snapshots is a megabyte, and a series is read
+    without looking into thousands of dictionaries.
 
     Args:
         max_points: Snapshots kept; older ones are dropped.
     """
 
     def __init__(self, max_points: int = 3600) -> None:
-        self._points: deque[tuple[float, dict[str, dict[str, float | None]]]] = deque(
-            maxlen=max_points
-        )
+        self._max = max_points
+        self._times = array("d")
+        self._columns: dict[tuple[str, str], array[float]] = {}
         self._last_counters: dict[str, tuple[float, dict[str, int | None]]] = {}
 
     def __len__(self) -> int:
-        return len(self._points)
+        return min(len(self._times), self._max)
 
     def append(self, snapshot: Snapshot) -> None:
         """Add one snapshot's numbers."""
-        row: dict[str, dict[str, float | None]] = {}
+        row: dict[tuple[str, str], float | None] = {}
         for engine in snapshot.engines:
             key = engine_key(engine)
-            row[key] = self._engine_row(key, engine, snapshot.mono_s)
+            for name, value in self._engine_row(key, engine, snapshot.mono_s).items():
+                row[key, name] = value
         for gpu in snapshot.gpus:
-            row[f"gpu {gpu.index}"] = {name: getattr(gpu, name) for name in _GPU}
-        self._points.append((snapshot.time_s, row))
+            for name in _GPU:
+                row[f"gpu {gpu.index}", name] = getattr(gpu, name)
+        for new in row.keys() - self._columns.keys():
+            self._columns[new] = array("d", [math.nan]) * len(self._times)
+        for place, column in self._columns.items():
+            number = row.get(place)
+            column.append(math.nan if number is None else number)
+        self._times.append(snapshot.time_s)
+        # Dropped in pieces, so that it costs nothing most of the time.
+        if len(self._times) > self._max + max(self._max // 8, 1):
+            self._drop(len(self._times) - self._max)
+
+    def _drop(self, points: int) -> None:
+        del self._times[:points]
+        for name, column in list(self._columns.items()):
+            del column[:points]
+            if all(value != value for value in column):  # noqa: PLR0124 - only NaN differs
+                del self._columns[name]
 
     def _engine_row(self, key: str, engine: Engine, mono_s: float) -> dict[str, float | None]:
         blocks = engine.blocks
@@ -95,8 +116,12 @@ class History:
             name: A block state (blocks), a metric, or `alloc_s`, `freed_s`,
                 `touched_s`, `evicted_s`, `steps_s` (per second).
         """
-        times = [time_s for time_s, _ in self._points]
-        return times, [row.get(key, {}).get(name) for _, row in self._points]
+        times = self._times[-self._max :].tolist()
+        column = self._columns.get((key, name))
+        if column is None:
+            return times, [None] * len(times)
+        values = column[-self._max :].tolist()
+        return times, [None if value != value else value for value in values]  # noqa: PLR0124
 
     def gpu_series(self, index: int, name: str) -> Series:
         """One GPU's `mem_used_bytes`, `util_percent` or `power_w`."""

@@ -85,7 +85,7 @@ def merge(readings: Readings) -> Snapshot:
         gpus=_gpus(readings, engines),
         engines=tuple(engines),
         stacks=(readings.stacks.value or ()) if readings.stacks else (),
-        demo=readings.demo,
+        demo=readings.demo or any(engine.simulated for engine in engines),
     )
 
 

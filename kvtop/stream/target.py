@@ -96,8 +96,11 @@ class Discovery:
     def look(self) -> Found:
         """Look once, now. Blocking; reads /proc only."""
         found = self._finder.find()
-        kept = tuple(server for server in found.servers if server.demo == self._demo)
-        return narrow(replace(found, servers=kept), self._url, self._pid)
+        if self._url is None and self._pid is None:
+            # Somebody's demo is not a server of this machine unless it is asked for.
+            kept = tuple(server for server in found.servers if server.demo == self._demo)
+            return replace(found, servers=kept)
+        return narrow(found, self._url, self._pid)
 
 
 def facts_of(found: Found | None) -> Mapping[int, ProcessFacts]:

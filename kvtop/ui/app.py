@@ -1,0 +1,312 @@
+"""The live screen: snapshots and keys in, lines out. All drawing is in `draw`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from textual import events
+from textual.app import App, ComposeResult
+from textual.driver import Driver
+from textual.screen import Screen
+
+from kvtop.draw.ansi import Colours
+from kvtop.draw.pick import engine_of
+from kvtop.draw.screen import screen as draw_screen
+from kvtop.draw.view import Line, View
+from kvtop.errors import ExitCode
+from kvtop.model.history import History
+from kvtop.model.snapshot import Engine, Snapshot
+from kvtop.ui import effects
+from kvtop.ui.canvas import Canvas
+from kvtop.ui.controller import press
+from kvtop.ui.driver import TerminalDriver
+from kvtop.ui.feed import Feed
+from kvtop.ui.keys import footer_keys, name_of
+from kvtop.ui.mouse import click, wheel
+from kvtop.ui.moves import Here, settle
+
+_MOST_MISSED = 3600
+"""Snapshots kept for the charts during a pause; older ones are dropped."""
+_BUSY_PAUSE_S = 0.05
+"""Pause before a terminal that has not taken the last frame is looked at again."""
+
+
+def _numbers_only(snapshot: Snapshot) -> Snapshot:
+    """A snapshot without what charts do not need, so that a long pause costs little memory."""
+    engines = tuple(
+        replace(
+            engine,
+            requests=None,
+            pools=tuple(replace(p, states=None, refs=None, tables=None) for p in engine.pools),
+        )
+        for engine in snapshot.engines
+    )
+    return replace(snapshot, engines=engines, stacks=(), sources=())
+
+
+class _Main(Screen[None], inherit_bindings=False):
+    """Textual's screen, without keys of its own."""
+
+    ALLOW_SELECT = False
+
+
+class KvtopApp(App[int], inherit_bindings=False):
+    """The live screen.
+
+    Args:
+        feed: Where snapshots come from.
+        view: What is chosen at the start.
+        first: A snapshot to start with. None: the first one of the feed is awaited.
+        colours: What the terminal can show.
+        driver_class: The terminal. None: Textual's own (tests).
+        there: Lines that the terminal shows already, painted before Textual was there.
+    """
+
+    ENABLE_COMMAND_PALETTE = False
+    ENABLE_SELECT_AUTO_SCROLL = False
+    ALLOW_SELECT = False
+    CLOSE_TIMEOUT = 1.0
+
+    def __init__(  # noqa: PLR0917 - one caller, and tests that give two
+        self,
+        feed: Feed,
+        view: View,
+        first: Snapshot | None = None,
+        colours: Colours = Colours.FULL,
+        driver_class: type[Driver] | None = None,
+        there: Sequence[Line] = (),
+    ) -> None:
+        super().__init__(driver_class=driver_class, ansi_color=True)
+        self._feed = feed
+        self._history = History() if view.history is None else view.history
+        self.view = replace(view, history=self._history)
+        """What the user chose."""
+        self.fault: BaseException | None = None
+        """What ended the app, when it was not the user."""
+        self._newest = first
+        self._shown = first
+        self._missed: deque[Snapshot] = deque(maxlen=_MOST_MISSED)
+        self.canvas = Canvas(colours, self._draw, there)
+        """The widget that shows everything."""
+        self._wake = asyncio.Event()
+        self._detail_task: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        if first is not None:
+            self._history.append(first)
+
+    # Textual's side.
+
+    def get_default_screen(self) -> Screen[None]:
+        """The only screen there is."""
+        return _Main(id="_default")
+
+    def compose(self) -> ComposeResult:
+        """One widget that fills the terminal."""
+        self.canvas.styles.width = "100%"
+        self.canvas.styles.height = "100%"
+        yield self.canvas
+
+    def on_mount(self) -> None:
+        """Draw, and begin to follow the feed."""
+        self.canvas.focus()
+        self.app_resume_signal.subscribe(self, self._on_resumed)
+        self._draw()
+        # What the start made lives to the end: the collector need not look at it again.
+        gc.freeze()
+        self._start(self._follow())
+        self._start(self._draw_when_new())
+
+    def on_key(self, event: events.Key) -> None:
+        """Do what the key says."""
+        event.stop()
+        event.prevent_default()
+        key = name_of(event.key, event.character)
+        size = self._cells()
+        self._apply(press(self.view, key, self._shown, size, event.character))
+
+    def on_mouse_down(self, event: events.MouseDown) -> None:
+        """Focus and select."""
+        at = (event.screen_x, event.screen_y)
+        self._apply(click(self.view, at, self._shown, self._cells()))
+
+    def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
+        """Scroll the panel under the mouse."""
+        self._wheel(event, 1)
+
+    def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
+        """Scroll the panel under the mouse."""
+        self._wheel(event, -1)
+
+    def on_unmount(self) -> None:
+        """Nothing of ours goes on after the screen."""
+        for task in (*self._tasks, self._detail_task):
+            if task is not None:
+                task.cancel()
+
+    def _wheel(self, event: events.MouseEvent, rows: int) -> None:
+        at = (event.screen_x, event.screen_y)
+        self._apply(wheel(self.view, at, rows, self._shown, self._cells()))
+
+    def _cells(self) -> tuple[int, int]:
+        size = self.canvas.size or self.size
+        return size.width, size.height
+
+    def _on_resumed(self, _nothing: object) -> None:
+        """The shell had the terminal in between."""
+        self.canvas.forget()
+        self._draw()
+
+    def _display(self, screen: Screen[Any], renderable: Any) -> None:
+        # A real terminal is written to by the canvas alone.
+        if self._terminal is None:
+            super()._display(screen, renderable)
+
+    def _handle_exception(self, error: Exception) -> None:
+        # Textual would print its own traceback over the shell.
+        self.fail(error)
+
+    def panic(self, *_renderables: Any) -> None:
+        """Textual's input thread has ended: the terminal is gone."""
+        self.fail(OSError("the terminal is gone"))
+
+    def fail(self, error: BaseException) -> None:
+        """End the app because of an error; the first one counts."""
+        if self.fault is None:
+            self.fault = error
+        self._return_code = int(ExitCode.INTERNAL)
+        self._close_messages_no_wait()
+
+    # The feed.
+
+    def _start(self, work: Any) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        task.add_done_callback(self._ended)
+        self._tasks.append(task)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.fail(error)
+
+    async def _follow(self) -> None:
+        """Take every snapshot into the history, and keep only the newest to draw."""
+        async for snapshot in self._feed.snapshots():
+            self._newest = snapshot
+            if self.view.paused:
+                # The charts are frozen with the rest of the screen.
+                self._missed.append(_numbers_only(snapshot))
+            else:
+                self._history.append(snapshot)
+            self._wake.set()
+
+    async def _draw_when_new(self) -> None:
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            await self._terminal_ready()
+            if self.view.paused:
+                continue
+            self._show_newest()
+            self._draw()
+            self._refresh_detail()
+
+    def _show_newest(self) -> None:
+        before, self._shown = self._shown, self._newest
+        self.view = settle(self.view, before, Here(self._shown, self._cells()))
+
+    def _go_on(self) -> None:
+        """After a pause: what was missed goes into the charts, the newest on the screen."""
+        for snapshot in self._missed:
+            self._history.append(snapshot)
+        self._missed.clear()
+        self._show_newest()
+
+    async def _terminal_ready(self) -> None:
+        """Wait while the terminal is behind: older snapshots are dropped meanwhile."""
+        terminal = self._terminal
+        while terminal is not None and terminal.backlog:  # noqa: ASYNC110 - a thread's queue
+            await asyncio.sleep(_BUSY_PAUSE_S)
+
+    # Drawing.
+
+    @property
+    def _terminal(self) -> TerminalDriver | None:
+        driver = self._driver
+        return driver if isinstance(driver, TerminalDriver) else None
+
+    def _draw(self) -> None:
+        width, height = self._cells()
+        if self._shown is not None:
+            self.view = replace(self.view, now_s=self._shown.time_s)
+        lines = draw_screen(self._shown, self.view, width, height, footer_keys(self.view))
+        self.canvas.show(lines, self._terminal)
+
+    # Keys.
+
+    def _apply(self, result: effects.Result) -> None:
+        was_paused = self.view.paused
+        self.view, effect = result
+        if was_paused and not self.view.paused:
+            self._go_on()
+        self._do(effect)
+        self._draw()
+
+    def _do(self, effect: effects.Effect | None) -> None:
+        match effect:
+            case effects.Quit():
+                self.exit(0)
+            case effects.Suspend():
+                self.call_later(self.action_suspend_process)
+            case effects.Redraw():
+                self.canvas.forget()
+            case effects.SetInterval(seconds):
+                self._feed.set_interval(seconds)
+            case effects.SetStacks(visible):
+                self._feed.set_visible(stacks=visible)
+            case effects.FetchDetail(engine, request_id):
+                self._fetch(engine, request_id)
+            case _:
+                pass
+
+    def _refresh_detail(self) -> None:
+        """Keep an open request's block table as fresh as the rest of the screen."""
+        if self.view.detail is None or self._shown is None:
+            return
+        engine = engine_of(self._shown, self.view)
+        if engine is not None and (self._detail_task is None or self._detail_task.done()):
+            self._fetch(engine, self.view.detail.request_id)
+
+    def _fetch(self, engine: Engine, request_id: str) -> None:
+        if self._detail_task is not None:
+            self._detail_task.cancel()
+        work = self._take_detail(engine, request_id)
+        self._detail_task = asyncio.get_running_loop().create_task(work)
+        self._detail_task.add_done_callback(self._ended)
+
+    async def _take_detail(self, engine: Engine, request_id: str) -> None:
+        detail = await self._feed.request_detail(engine, request_id)
+        open_now = self.view.detail
+        if open_now is None or open_now.request_id != request_id or self.view.paused:
+            return
+        if detail.error and open_now.tables and not self._is_known(request_id):
+            # Its last table stays on screen, which says that the request is gone.
+            detail = open_now
+            lit: frozenset[int] = frozenset()
+        else:
+            lit = frozenset(block for _, _, blocks in detail.tables for block in blocks)
+        self.view = replace(self.view, detail=detail, lit_blocks=lit)
+        self._draw()
+
+    def _is_known(self, request_id: str) -> bool:
+        engine = engine_of(self._shown, self.view) if self._shown is not None else None
+        return any(row.id == request_id for row in (engine.requests if engine else None) or ())
+
+    async def close_feed(self, seconds: float) -> None:
+        """Close the feed; a source that hangs is left behind."""
+        with contextlib.suppress(Exception):
+            await asyncio.wait_for(self._feed.close(), seconds)
