@@ -19,7 +19,7 @@ from kvtop.sources.engine import get_once
 from kvtop.stream.merge import Readings, merge
 from kvtop.stream.target import Discovery, Target, facts_of
 
-PROBE_TIMEOUT_S = 0.3
+PROBE_TIMEOUT_S = 0.5
 """Longest wait for one probe; the live stream asks again with more patience."""
 
 

@@ -41,6 +41,27 @@ LOST_S = 600.0
 """How long an engine that is gone stays on screen when nothing takes its place."""
 
 
+def _ignore_late_wakeups(loop: asyncio.AbstractEventLoop) -> None:
+    """Keep one harmless race of a cancelled read out of the terminal.
+
+    anyio (below httpx) waits for a Unix socket with `add_reader(sock, future.set_result)`.
+    When the socket becomes readable in the very turn of the loop in which the read is
+    cancelled, that callback raises InvalidStateError, which asyncio prints on stderr.
+    """
+    before = loop.get_exception_handler()
+
+    def handle(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        late = isinstance(context.get("exception"), asyncio.InvalidStateError)
+        if late and "Future.set_result" in repr(context.get("handle")):
+            return
+        if before is not None:
+            before(loop, context)
+        else:
+            loop.default_exception_handler(context)
+
+    loop.set_exception_handler(handle)
+
+
 class _TickClock:
     """A clock whose pauses end on the stream's tick, so that reads start together."""
 
@@ -115,6 +136,7 @@ class Live:
 
     async def snapshots(self) -> AsyncIterator[Snapshot]:
         """Yield a snapshot an interval, for ever. Never raises but for cancellation."""
+        _ignore_late_wakeups(asyncio.get_running_loop())
         self._start("discovery", DiscoverySource(Discovery(self._options, self._target)))
         if self._options.gpus:
             self._start("nvml", self._gpu_source())

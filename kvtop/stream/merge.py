@@ -27,7 +27,6 @@ from kvtop.model.snapshot import (
 from kvtop.sources.base import Reading
 from kvtop.sources.metrics import MetricsPage
 
-
 _NOT_READ = "the probe has not answered yet"
 
 

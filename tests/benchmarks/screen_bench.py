@@ -146,7 +146,7 @@ def main() -> int:
             url, env["KVTOP_DIR"] = demo.url, str(demo.directory)
             time.sleep(5)
         kvtop += ["--url", url, *(["--no-stacks"] if options.no_stacks else [])]
-        programs = [("kvtop", kvtop, re.compile(rb"KV blocks \d"))]
+        programs = [("kvtop", kvtop, re.compile(rb"\d x \d+ tok"))]
         for text in options.peer:
             words = shlex.split(text.replace("URL", url))
             # The first percentage or number with a unit: a frame with figures in it.
