@@ -21,6 +21,16 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "top": ("kvtop.commands.top", "the live screen (the default)"),
     "once": ("kvtop.commands.once", "print one snapshot and exit"),
     "demo": ("kvtop.commands.demo", "the live screen on a simulated engine"),
+    "attach": ("kvtop.commands.attach", "put the probe into running engines"),
+    "detach": ("kvtop.commands.detach", "take the probe out of running engines"),
+    "doctor": ("kvtop.commands.doctor", "say what can be seen on this machine, and mend the rest"),
+    "record": ("kvtop.commands.record", "record a session to a file, without a screen"),
+    "replay": ("kvtop.commands.replay", "the screen on a recorded session"),
+    "diff": ("kvtop.commands.diff", "compare two sessions or two moments"),
+    "report": ("kvtop.commands.report", "a report of a session, as HTML or Markdown"),
+    "export": ("kvtop.commands.export", "a session as CSV, JSON, Parquet or Perfetto trace"),
+    "findings": ("kvtop.commands.findings", "list the rules that kvtop judges by"),
+    "explain": ("kvtop.commands.explain", "explain one rule"),
 }
 """Name to module and help. `top` is what plain `kvtop` runs."""
 

@@ -95,9 +95,14 @@ def each(options: argparse.Namespace, act: Callable[[Chosen], Outcome]) -> int:
         rows.append(row)
         if not options.json:
             remedy = f"; {row['remedy']}" if row["remedy"] else ""
-            print(f"{role} {process.pid}: {row['text']}{remedy}")
+            print(_visible(f"{role} {process.pid}: {row['text']}{remedy}"))
     if options.json:
         print(json.dumps({"processes": rows}))
     if not failures:
         return ExitCode.OK
     return ExitCode.DEGRADED if len(failures) < len(rows) else failures[0].code
+
+
+def _visible(text: str) -> str:
+    """Without control characters: some of it comes from the target."""
+    return "".join(c if c.isprintable() else "?" for c in text)
