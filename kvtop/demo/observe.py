@@ -49,7 +49,7 @@ class Observer:
         self._watch = Watch(self._facts)
         self._capture = Capture(self._facts, self._watch)
         self._ledger = Ledger(self._facts)
-        self._rows = Rows(self._facts, self._ledger, self._watch.lost, self._watch.cached)
+        self._rows = Rows(self._facts, self._ledger)
         self._identity = self._facts.identity(0)
         self._gone_since: dict[str, float] = {}
         self._stepped = (0, engine.clock.now_s)
