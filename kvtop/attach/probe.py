@@ -1,0 +1,272 @@
+"""Puts the probe into running processes, and takes it out again."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvtop import __version__
+from kvtop.attach.ability import Ability, AttachError, Backend, Injectee
+from kvtop.attach.elf import python_version
+from kvtop.attach.hello import Hello, ask
+from kvtop.attach.native import NativeBackend
+from kvtop.attach.paths import kvtop_dir_of, list_sockets, probe_folders
+from kvtop.attach.payload import NOTE_PREFIX, attach_code, detach_code
+from kvtop.attach.procfs import Proc
+from kvtop.attach.remote import RemoteExecBackend
+from kvtop.attach.servers import FoundProcess
+from kvtop.attach.with_frida import FridaBackend
+from kvtop.attach.with_gdb import GdbBackend
+from kvtop.errors import ExitCode
+
+DEADLINE_S = 30.0
+"""From the code's start in the target until its probe must answer."""
+WAKE_S = 3.0
+"""The same where another back end can still be tried."""
+_LOOK_S = 0.05
+_MAX_NOTE = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What was done to one process."""
+
+    pid: int
+    """The process, as seen from here."""
+    role: str
+    """`engine`, `api` or `worker`."""
+    changed: bool
+    """The probe was put in or taken out."""
+    text: str
+    """One plain phrase."""
+
+
+def backends() -> tuple[Backend, ...]:
+    """All back ends, in the order in which they are tried."""
+    return (RemoteExecBackend(), NativeBackend(), FridaBackend(), GdbBackend())
+
+
+def injectee(process: FoundProcess, proc: Proc | None = None) -> Injectee:
+    """What the back ends need to know of a process."""
+    proc = proc or Proc()
+    return Injectee(
+        pid=process.pid,
+        start_ticks=process.start_ticks,
+        uid=process.uid,
+        python=python_version(proc, process.pid),
+        executable=proc.link(f"{process.pid}/exe"),
+        container=process.container,
+    )
+
+
+def abilities(target: Injectee, among: Sequence[Backend]) -> list[tuple[Backend, Ability]]:
+    """Which back ends can reach a process, and why the others cannot."""
+    return [(backend, backend.available(target)) for backend in among]
+
+
+def attach(
+    process: FoundProcess,
+    role: str,
+    *,
+    among: Sequence[Backend] | None = None,
+    replace: bool = False,
+    any_process: bool = False,
+) -> Outcome:
+    """Puts the probe into a process, and waits until it answers. Blocking, seconds.
+
+    Args:
+        process: The process.
+        role: What it is, for messages.
+        among: Back ends to try, in order. None: all.
+        replace: Put a probe of this version in the place of one of another version.
+        any_process: Also where no vLLM is loaded.
+
+    Raises:
+        AttachError: The probe is not in; the process goes on as it was.
+    """
+    running = _hello(process)
+    if running is not None and (running.version == __version__ or not replace):
+        same = running.version == __version__
+        more = "" if same else f"; this is kvtop {__version__}, --replace puts its own in"
+        return Outcome(
+            process.pid,
+            role,
+            False,
+            f"a probe runs in it already (kvtop {running.version}, {running.loaded_by}){more}",
+        )
+    started = time.monotonic()
+    code = attach_code(replace=replace, any_process=any_process)
+    hello, way = _inject(process, code, backends() if among is None else among)
+    took = time.monotonic() - started
+    if hello.loaded_by != "attach":
+        return Outcome(process.pid, role, False, f"a probe came up by itself ({hello.loaded_by})")
+    state = "" if hello.state == "ok" else f", {hello.state}: {hello.reason}"
+    return Outcome(process.pid, role, True, f"probe attached with {way} in {took:.1f} s{state}")
+
+
+def detach(process: FoundProcess, role: str, *, among: Sequence[Backend] | None = None) -> Outcome:
+    """Takes the probe out of a process: methods restored, thread ended, socket gone.
+
+    Args:
+        process: The process.
+        role: What it is, for messages.
+        among: Back ends to try, in order. None: all.
+
+    Raises:
+        AttachError: It is still in.
+    """
+    socket = socket_of(process)
+    if socket is None:
+        return Outcome(process.pid, role, False, "there is no probe in it")
+    target = _ready(process)
+    failures: list[AttachError] = []
+    for backend in _able(target, backends() if among is None else among):
+        _take_note(process)
+        try:
+            backend.run(target, detach_code())
+        except AttachError as error:
+            failures.append(error)
+            continue
+        end = time.monotonic() + DEADLINE_S
+        while time.monotonic() < end:
+            if not socket.exists():
+                return Outcome(process.pid, role, True, f"probe taken out with {backend.name}")
+            note = _take_note(process)
+            if note:
+                raise AttachError(f"process {process.pid}: {note}")
+            time.sleep(_LOOK_S)
+        raise AttachError(
+            f"the probe of process {process.pid} is still there after {DEADLINE_S:g} s",
+            "the process may be too busy or stuck; try again",
+        )
+    raise failures[-1]
+
+
+def _inject(process: FoundProcess, code: str, among: Sequence[Backend]) -> tuple[Hello, str]:
+    """Runs the code with the first back end that can; the answer of the probe, and the way."""
+    target = _ready(process)
+    able = _able(target, among)
+    failure: AttachError | None = None
+    for at, backend in enumerate(able):
+        _take_note(process)
+        try:
+            backend.run(target, code)
+        except AttachError as error:
+            failure = error
+            continue
+        # remote_exec gets to run only when the main thread wakes up; the others run at once.
+        more = backend.name == "remote_exec" and at + 1 < len(able)
+        end = time.monotonic() + (WAKE_S if more else DEADLINE_S)
+        while time.monotonic() < end:
+            hello = _hello(process)
+            if hello is not None:
+                return hello, backend.name
+            note = _take_note(process)
+            if note:
+                raise AttachError(f"process {process.pid}: {note}", code=ExitCode.BAD_DATA)
+            stat = Proc().stat(process.pid)
+            if stat is None or stat.state in "ZX":
+                raise AttachError(f"process {process.pid} has ended", code=ExitCode.NOT_FOUND)
+            time.sleep(_LOOK_S)
+        failure = AttachError(
+            f"the probe in process {process.pid} does not answer after {DEADLINE_S:g} s",
+            "the process may be stuck, or have nothing of an engine yet; the probe goes on looking",
+        )
+        if not more:
+            break
+    assert failure is not None  # noqa: S101 - `_able` is never empty
+    raise failure
+
+
+def _ready(process: FoundProcess) -> Injectee:
+    """The target, if it is still that process and can run code at all.
+
+    Raises:
+        AttachError: It cannot.
+    """
+    stat = Proc().stat(process.pid)
+    if stat is None or stat.start_ticks != process.start_ticks or stat.state in "ZX":
+        raise AttachError(f"process {process.pid} is gone", code=ExitCode.NOT_FOUND)
+    if stat.state in "Tt":
+        raise AttachError(
+            f"process {process.pid} is stopped and can run no code",
+            f"kill -CONT {process.pid} lets it go on; a debugger may hold it",
+        )
+    if process.uid not in {-1, os.geteuid()} and os.geteuid() != 0:
+        raise AttachError(
+            f"process {process.pid} belongs to user {process.uid}",
+            "run kvtop as that user or as root",
+            ExitCode.DENIED,
+        )
+    return injectee(process)
+
+
+def _able(target: Injectee, among: Sequence[Backend]) -> list[Backend]:
+    """The back ends that can reach the target, in order; never empty.
+
+    Raises:
+        AttachError: None can; says why for each.
+    """
+    found = abilities(target, among)
+    able = [backend for backend, ability in found if ability.ok]
+    if not able:
+        reasons = ", ".join(f"{backend.name}: {ability.reason}" for backend, ability in found)
+        raise AttachError(
+            f"process {target.pid} cannot be reached ({reasons})", code=ExitCode.DENIED
+        )
+    return able
+
+
+def _folders(process: FoundProcess) -> list[Path]:
+    """Directories where the probe of a process may listen and leave its note."""
+    proc = Proc()
+    foreign = proc.link(f"{process.pid}/ns/mnt") != proc.link("self/ns/mnt")
+    given = kvtop_dir_of(proc, process.pid)
+    return probe_folders(proc, process.pid, process.uid, given, foreign=foreign)
+
+
+def socket_of(process: FoundProcess) -> Path | None:
+    """Socket of the probe of a process, looked for now; None: there is none."""
+    folders = [process.probe_socket.parent] if process.probe_socket else []
+    for folder in [*folders, *_folders(process)]:
+        for file in list_sockets(folder):
+            if file.ns_pid == process.ns_pid and file.uid in {process.uid, 0}:
+                return file.path
+    return None
+
+
+def _hello(process: FoundProcess) -> Hello | None:
+    """What the probe of a process answers now; None: nothing answers."""
+    path = socket_of(process)
+    return None if path is None else ask(path)
+
+
+def _take_note(process: FoundProcess) -> str:
+    """The note that our code left in the target's private directory; it is removed.
+
+    Empty: there is none. Control characters are made visible: it is text from outside.
+    """
+    for folder in _folders(process):
+        path = folder / f"{NOTE_PREFIX}{process.ns_pid}.txt"
+        text = _read_private(path, process.uid)
+        if text:
+            return "".join(c if c.isprintable() else "?" for c in text)
+    return ""
+
+
+def _read_private(path: Path, uid: int) -> str:
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            if os.fstat(handle).st_uid != uid:
+                return ""
+            text = os.read(handle, _MAX_NOTE).decode("utf-8", "replace")
+        finally:
+            os.close(handle)
+        path.unlink()
+    except OSError:
+        return ""
+    return text

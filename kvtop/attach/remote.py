@@ -1,0 +1,90 @@
+"""Back end for Python 3.14 and newer: `sys.remote_exec` (PEP 768).
+
+The interpreter runs the code itself, on its main thread, between two instructions: the
+safest way there is. A main thread that waits in C gets to it only when it wakes up.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sys
+
+from kvtop.attach.ability import NO_PTRACE, Ability, AttachError, Injectee
+from kvtop.attach.helper import last_line, run_helper
+from kvtop.errors import ExitCode
+
+DEADLINE_S = 10.0
+"""For the interpreter that makes the request."""
+_ASK = "import sys; sys.remote_exec(int(sys.argv[1]), sys.argv[2])"
+
+
+class RemoteExecBackend:
+    """See the module.
+
+    Args:
+        proc_root: Where /proc is mounted.
+    """
+
+    name = "remote_exec"
+
+    def __init__(self, proc_root: str = "/proc") -> None:
+        self._root = proc_root
+
+    def available(self, target: Injectee) -> Ability:
+        """Whether the target is new enough, and an interpreter of its version is at hand."""
+        if target.python is None:
+            return Ability(False, "the version of its Python is not known")
+        if target.python < (3, 14):
+            major, minor = target.python
+            return Ability(False, f"needs Python 3.14 in the target, this is {major}.{minor}")
+        if self._interpreter(target) is None:
+            return Ability(False, "its Python cannot be run from here")
+        return Ability(True, "")
+
+    @staticmethod
+    def _interpreter(target: Injectee) -> str | None:
+        """The target's own interpreter, or ours where it has the same version."""
+        if not target.container and target.executable is not None:
+            return target.executable if os.access(target.executable, os.X_OK) else None
+        return sys.executable if sys.version_info[:2] == target.python else None
+
+    def run(self, target: Injectee, code: str) -> None:
+        """Asks the target's interpreter to run `code`.
+
+        The text goes into a private file in the target's /tmp, since `sys.remote_exec`
+        takes a path; the first thing it does is to remove that file.
+
+        Raises:
+            AttachError: The request was not made.
+        """
+        interpreter = self._interpreter(target)
+        if interpreter is None:
+            raise AttachError(f"the Python of process {target.pid} cannot be run from here")
+        inside = f"/tmp/kvtop-{secrets.token_hex(8)}.py"  # noqa: S108 - made with O_EXCL
+        outside = f"{self._root}/{target.pid}/root{inside}"
+        remove = f"try:\n    __import__('os').unlink({inside!r})\nexcept OSError:\n    pass\n"
+        try:
+            handle = os.open(outside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+            try:
+                os.write(handle, (remove + code).encode())
+                if target.uid not in {-1, os.geteuid()}:
+                    os.fchown(handle, target.uid, -1)
+            finally:
+                os.close(handle)
+        except OSError as error:
+            raise AttachError(
+                f"no file can be made in /tmp of process {target.pid}: {error.strerror}"
+            ) from error
+        done = run_helper(
+            [interpreter, "-I", "-c", _ASK, str(target.pid), inside], "", DEADLINE_S, "its Python"
+        )
+        if done.code == 0:
+            return
+        os.unlink(outside)
+        denied = "PermissionError" in done.output
+        raise AttachError(
+            f"sys.remote_exec on process {target.pid}: {last_line(done.output)}",
+            NO_PTRACE if denied else "",
+            ExitCode.DENIED if denied else ExitCode.UNREACHABLE,
+        )
