@@ -26,7 +26,8 @@ class BlockState(IntEnum):
     """Kept for no live request: its request is finished or parked, a connector
     still moves it, or it waits for the fence of a step in flight."""
     GHOST = 5
-    """Referenced and in no table, or unreferenced and not in the free queue."""
+    """Referenced and in no table, unreferenced and not in the free queue, or referenced
+    and in the free queue all the same (then free + cached is less than the queue)."""
     NULL = 6
     """vLLM's placeholder block; never holds tokens of one request."""
 

@@ -203,7 +203,7 @@ class Request:
     """See `Phase`."""
     reason: str | None = None
     """For a waiting request: `capacity`, `deferred`, `remote KV`, `grammar`, `paused`, `streaming`;
-    for a held one: `connector`, `finished`, `orphan table`. None: does not apply."""
+    for a held one: `connector`, `finished`, `remote KV`, `streaming`, `orphan table`. None: does not apply."""
     arrival_time_s: float | None = None
     """When it reached the server."""
     age_s: float | None = None
@@ -420,6 +420,13 @@ class Stacks:
     """Hottest first."""
     time_s: float
     """Time of the newest sample."""
+    split: dict[str, float] = field(default_factory=dict)
+    """Share of the samples by category (`model.frames`), 0-100, adding up to 100: each active
+    thread of a sample counts, and a sample without one as `wait`. Empty: not known."""
+    cost_ms: float | None = None
+    """CPU time of the sampler for one sample, median of the window. None: not measured."""
+    stalled: bool = False
+    """True: no thread was active in the whole window; the frames show where it waits."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -312,6 +312,9 @@ class Live:
         )
         metrics: dict[str, Reading[MetricsPage]] = self._group("metrics", str)
         stacks: Reading[tuple[Stacks, ...]] | None = self._single("stacks")
+        if stacks is not None and not self._stacks_visible:
+            off = replace(stacks.status, state=SourceState.OFF, reason="hidden, not sampled")
+            stacks = replace(stacks, status=off, value=())
         gpus: Reading[tuple[Gpu, ...]] | None = self._single("nvml")
         for pid, reading in engines.items():
             if pid in self._seen and reading.value is not None:

@@ -615,6 +615,8 @@ while True:
         path = process.stdout.readline().strip()
         assert Http(path).get_json("/v1/snapshot")[0] == 200
         process.send_signal(signal.SIGSTOP)
+        while Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":
+            time.sleep(0.01)
         client = Http(path)
         client.timeout = 0.3
         with pytest.raises(TimeoutError):
