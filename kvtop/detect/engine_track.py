@@ -149,6 +149,7 @@ class EngineTrack:
         self.restarted_from: int | None = None
         """Pid of the engine whose place it took."""
         self.restarted_mono_s: float | None = None
+        """When that was seen, or when its counters began again."""
         self._cut: tuple[float, int] | None = None
         self._cut_seen: tuple[float, int] | None = None
         self.cut_mono_s = mono_s
@@ -156,6 +157,7 @@ class EngineTrack:
         self._value_time_s: float | None = None
         self._reading_mono_s: float | None = None
         self._was_idle = False
+        self._prompt_tokens: float | None = None
         self._floor_trend: tuple[tuple[int, tuple[float, float]], Trend | None] | None = None
 
     @property
@@ -318,12 +320,18 @@ class EngineTrack:
 
     def _read_metrics(self, engine: Engine, metrics: EngineMetrics) -> None:
         finished = sum(metrics.finished_total.values()) if metrics.finished_total else None
+        tokens = metrics.prompt_tokens_total
+        if tokens is not None:
+            # Without a process to see, counters that fall are all that tells of a restart.
+            if engine.pid is None and tokens < (self._prompt_tokens or 0.0):
+                self.restarted_mono_s = self.mono_s
+            self._prompt_tokens = tokens
         self.pages.append(
             self.mono_s,
             (
                 metrics.preemptions_total,
                 finished,
-                metrics.prompt_tokens_total,
+                tokens,
                 metrics.generation_tokens_total,
             ),
         )

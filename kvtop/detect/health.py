@@ -270,10 +270,17 @@ def no_metrics(_track: Track, engine: EngineTrack, _limits: Thresholds) -> Verdi
 
 def restarted(track: Track, engine: EngineTrack, limits: Thresholds) -> Verdict:
     """A new engine has taken the place of another."""
-    if engine.restarted_from is None or engine.restarted_mono_s is None:
+    if engine.restarted_mono_s is None:
         return NOTHING
     if track.mono_s - engine.restarted_mono_s > limits.restart_note_s:
         return NOTHING
+    if engine.restarted_from is None:
+        return (
+            Candidate(
+                summary="The server was restarted: its counters began again.",
+                evidence={"server": engine.engine.server},
+            ),
+        )
     return (
         Candidate(
             summary=f"The engine was restarted: pid {engine.engine.pid} took the place of "

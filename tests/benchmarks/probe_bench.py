@@ -60,10 +60,8 @@ def add(scheduler, n, prompt, output):
 
 def show(name, values, unit="us"):
     ordered = sorted(values)
-    print(
-        f"{name:44s} p50 {statistics.median(ordered):9.1f}  p95 {ordered[int(len(ordered) * 0.95)]:9.1f}"
-        f"  max {ordered[-1]:9.1f} {unit}"
-    )
+    median, late = statistics.median(ordered), ordered[int(len(ordered) * 0.95)]
+    print(f"{name:44s} p50 {median:9.1f}  p95 {late:9.1f}  max {ordered[-1]:9.1f} {unit}")
 
 
 def main() -> None:
@@ -100,10 +98,9 @@ def main() -> None:
         begin = time.thread_time()
         step()
         watched.append((time.thread_time() - begin) * 1e6)
-    print(
-        f"{options.blocks} blocks, {len(scheduler.running)} requests, "
-        f"{sum(len(t) for t in scheduler.kv_cache_manager.managers[0].req_to_blocks.values())} table entries"
-    )
+    tables = scheduler.kv_cache_manager.managers[0].req_to_blocks.values()
+    entries = sum(len(table) for table in tables)
+    print(f"{options.blocks} blocks, {len(scheduler.running)} requests, {entries} table entries")
     show("fake step, not watched", bare)
     show("fake step, watched, no client", watched)
     print(f"{'one wrapper adds':44s} {role.watch.call_ns:13.0f} ns")

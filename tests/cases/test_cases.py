@@ -1,4 +1,4 @@
-"""What users of vLLM reported (../shared/CASES.md), each with the verdict it must get.
+"""What users of vLLM reported, each case with the verdict it must get.
 
 Every test is one case, small and synthetic; the name begins with its number.
 """
@@ -352,17 +352,20 @@ def test_c38_one_bad_gpu_hides_no_other() -> None:
 def test_p2_a_restart_makes_no_rates_out_of_counters_that_went_back() -> None:
     sim, judge = Sim(), Judge()
     sim.has_probe = False
+    sim.pid = None
     for total in (5000.0, 0.0):
-        for i in range(60):
+        for i in range(50):
             sim.metrics = EngineMetrics(
                 running=4,
                 preemptions_total=total,
                 finished_total={"stop": total},
                 generation_tokens_total=total + i,
+                prompt_tokens_total=total + i,
             )
             findings = judge.judge(sim.tick())
             assert "pressure.preemption-storm" not in names(findings)
             assert "-" not in findings[0].evidence.get("preemptions in 30 s", "0")
+            assert ("health.restarted" in names(findings)) == (total == 0.0)
 
 
 def test_p4_an_engine_stopped_for_15_s_is_not_shown_healthy_and_an_orphan_is_named() -> None:
