@@ -345,6 +345,9 @@ class Engine:
     """The kernel's letter (R, S, D, T, Z). None: not readable."""
     rss_bytes: int | None = None
     """Host memory of the engine core."""
+    rss_by_pid: dict[int, int] = field(default_factory=dict)
+    """Host memory in bytes of its workers and of the API servers in front of it, by pid; a
+    process that cannot be read is not in it."""
     model: str | None = None
     """Served model name."""
     vllm_version: str | None = None

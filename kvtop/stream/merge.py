@@ -55,7 +55,7 @@ class Readings:
     stacks: Reading[tuple[Stacks, ...]] | None = None
     """py-spy. None: not asked."""
     processes: Mapping[int, ProcessFacts] = field(default_factory=dict)
-    """Kernel's view of engine cores, by pid; a pid without facts is gone."""
+    """Kernel's view of the servers' processes, by pid; a pid without facts is gone."""
     lost: tuple[tuple[FoundServer, FoundEngine], ...] = ()
     """Engines that were seen and are gone."""
     gone_since_s: Mapping[tuple[int, str], float] = field(default_factory=dict)
@@ -144,6 +144,11 @@ def _engine(
         orphan=server.orphan,
         process_state=facts.state if facts else None,
         rss_bytes=facts.rss_bytes if facts else None,
+        rss_by_pid={
+            pid: readings.processes[pid].rss_bytes
+            for pid in (*server.api_pids, *found.worker_pids)
+            if pid in readings.processes and pid != found.pid
+        },
         model=base.model or _model(value, rank) or server.model,
         vllm_version=base.vllm_version or (value.vllm_version if value else None),
         block_size=base.block_size

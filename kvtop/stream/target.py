@@ -104,15 +104,15 @@ class Discovery:
 
 
 def facts_of(found: Found | None) -> Mapping[int, ProcessFacts]:
-    """The kernel's view of each engine core that is still there."""
+    """The kernel's view of each process of the servers that is still there."""
     facts = {}
     for server in found.servers if found else ():
-        for engine in server.engines:
-            fact = process_facts(engine.pid)
+        for process in server.processes:
+            fact = process_facts(process.pid)
             if fact is None or fact.state in "ZX":
                 continue
-            if fact.start_ticks == engine.process.start_ticks:
-                facts[engine.pid] = fact
+            if fact.start_ticks == process.start_ticks:
+                facts[process.pid] = fact
     return facts
 
 

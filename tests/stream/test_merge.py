@@ -50,7 +50,11 @@ def test_probe_and_metrics_meet_in_one_engine() -> None:
         found=make.found(make.server(make.found_engine(20))),
         engines={20: make.reading(make.engine(20, make.request("a")))},
         metrics={"127.0.0.1:8000": make.reading(page(e0=EngineMetrics(running=1)))},
-        processes={20: ProcessFacts("S", 4096, 3, 200)},
+        processes={
+            20: ProcessFacts("S", 4096, 3, 200),
+            21: ProcessFacts("R", 8192, 3, 210),
+            77: ProcessFacts("R", 1, 3, 770),
+        },
     )
     (engine,) = snapshot.engines
     assert (engine.pid, engine.server, engine.model) == (20, "127.0.0.1:8000", "tiny")
@@ -58,6 +62,7 @@ def test_probe_and_metrics_meet_in_one_engine() -> None:
     assert engine.metrics.running == 1
     assert engine.alive
     assert (engine.process_state, engine.rss_bytes) == ("S", 4096)
+    assert engine.rss_by_pid == {21: 8192}
     assert engine.worker_pids == (21,)
     assert engine.vllm_version == "0.32.0"
     assert engine.probe_reason == ""
