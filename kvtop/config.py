@@ -33,6 +33,11 @@ class Options:
     """True: show and sample the top Python frames with py-spy."""
     gpus: bool = True
     """True: read NVML."""
+    blackbox_s: float | None = None
+    """Keep so many last seconds on disk beside the screen, and write them out when something
+    happens. None: no black box."""
+    attach: bool = False
+    """True: put the probe into engines that have none when the screen starts."""
     findings: Mapping[str, Any] = field(default_factory=dict)
     """Thresholds of detectors, by name, from the file's `[findings]` section."""
 
@@ -66,6 +71,8 @@ def seconds(text: str, where: str) -> float:
         value = float(number) * factor
     except ValueError:
         value = -1.0
+    if value == 0.0:
+        raise UsageError(f"{where}: {text!r} is too short", "it must be above 0")
     if not 0.0 < value < 1e9:
         raise UsageError(
             f"{where}: {text!r} is not a time", "write for example 0.5s, 30s, 10m or 2h"
@@ -91,6 +98,8 @@ def interval(text: str, where: str) -> float:
 def _value(name: str, raw: object, where: str) -> object:
     if name == "interval_s":
         return interval(str(raw), where)
+    if name == "blackbox_s":
+        return seconds(str(raw), where)
     if name == "pid":
         text = str(raw)
         if not text.isdecimal() or int(text) < 1:

@@ -32,6 +32,9 @@ from kvtop.model.snapshot import (
 PROBE_SCHEMA = 1
 """Version of the probe's answers that this module reads (`kvtop.probe`)."""
 
+MAX_NUMBER = 2**63
+"""Numbers beyond it, infinities and NaN are unknown; nothing that is counted gets there."""
+
 MAX_POOL_BLOCKS = 2**26
 """Columns that unpack to more are refused, whatever their compressed size."""
 
@@ -44,9 +47,23 @@ def _opt(data: Mapping[str, Any], name: str, kind: type[_T]) -> _T | None:
     value = data.get(name)
     if isinstance(value, bool) and kind is not bool:
         return None
+    if isinstance(value, (int, float)) and not _sane(value):
+        return None
     if kind is float and isinstance(value, int):
         return kind(value)
     return value if isinstance(value, kind) else None
+
+
+def _sane(value: float) -> bool:
+    """Whether a number is one that an engine could mean: finite, within 64 bits."""
+    return abs(value) <= MAX_NUMBER
+
+
+def _load(body: bytes) -> Any:
+    try:
+        return json.loads(body)
+    except (ValueError, RecursionError):
+        raise BadDataError("the probe's answer is not JSON") from None
 
 
 def _column(data: Mapping[str, Any], name: str, length: int) -> bytes | None:
@@ -94,6 +111,8 @@ def _request_value(name: str, value: Any) -> Any:
     kind = str(_REQUEST_FIELDS[name])
     if isinstance(value, bool):
         return None
+    if isinstance(value, (int, float)) and not _sane(value):
+        return None
     if kind.startswith("int"):
         return value if isinstance(value, int) else None
     if kind.startswith("float"):
@@ -134,10 +153,7 @@ def parse_snapshot(body: bytes) -> Engine:
     Raises:
         BadDataError: It is not such a body, or contradicts itself.
     """
-    try:
-        data = json.loads(body)
-    except ValueError:
-        raise BadDataError("the probe's answer is not JSON") from None
+    data = _load(body)
     if not isinstance(data, dict) or data.get("schema") != PROBE_SCHEMA:
         seen = data.get("schema") if isinstance(data, dict) else None
         raise BadDataError(
@@ -215,10 +231,7 @@ def parse_clients(body: bytes) -> frozenset[str] | None:
     Raises:
         BadDataError: It is not such a body.
     """
-    try:
-        data = json.loads(body)
-    except ValueError:
-        raise BadDataError("the probe's answer is not JSON") from None
+    data = _load(body)
     clients = data.get("clients") if isinstance(data, dict) else None
     if not isinstance(clients, list):
         return None
@@ -231,8 +244,8 @@ def parse_detail(request_id: str, body: bytes) -> Detail:
     Raises:
         BadDataError: It is not such a body.
     """
+    data = _load(body)
     try:
-        data = json.loads(body)
         tables = tuple(
             (int(table["group"]), _opt(table, "block_size_tokens", int), _ids(table["blocks"]))
             for table in data["tables"]
@@ -243,7 +256,7 @@ def parse_detail(request_id: str, body: bytes) -> Detail:
             for block, others in data["shared_with"].items()
         }
         step = _opt(data, "step", int)
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
         raise BadDataError("the probe's answer about a request cannot be read") from None
     if [len(row) for row in refs] != [len(blocks) for _, _, blocks in tables]:
         raise BadDataError("the probe's ref counts do not fit its block tables")

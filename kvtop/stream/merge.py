@@ -159,7 +159,7 @@ def _engine(
         else (metrics.prefix_caching if metrics else None),
         metrics=metrics,
         requests=_with_clients(readings, server, found.pid, base.requests),
-        probe_reason=_probe_reason(found, reading),
+        probe_reason=_probe_reason(server, found, reading, answered=value is not None),
     )
 
 
@@ -173,8 +173,11 @@ def _model(page: MetricsPage | None, rank: int | None) -> str | None:
     return names.pop() if len(names) == 1 else None
 
 
-def _probe_reason(found: FoundEngine, reading: Reading[Engine] | None) -> str:
+def _probe_reason(server: FoundServer, found: FoundEngine, reading: Reading[Engine] | None) -> str:
     if reading is None:
+        starting = bool(server.apis) and not server.listening and not answered
+        if found.probe_socket is None and starting:
+            return "the server is starting; a probe that is installed loads with its engine"
         if found.probe_socket is None:
             return "no probe in this engine; `kvtop attach` puts one in without a restart"
         return _NOT_READ
@@ -245,7 +248,12 @@ def _engines_without_process(
 ) -> list[Engine]:
     """Engines of a server of which only the HTTP side can be seen."""
     value = page.value if page else None
-    reason = "the engine's process is not visible from here; run kvtop on its machine"
+    if value is None and not server.apis:
+        return []  # Only an address so far; its source says what is wrong with it.
+    if server.apis:
+        reason = "this server has no engine process: it is starting, or its engine is gone"
+    else:
+        reason = "the engine's process is not visible from here; run kvtop on its machine"
     ranks = sorted(value.engines) if value and value.engines else [None]
     engines = []
     for rank in ranks:

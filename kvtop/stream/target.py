@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -79,6 +81,23 @@ def check_target(options: Options) -> None:
         raise NotFoundError(f"no process {options.pid}", "see `kvtop once` for what there is")
 
 
+def folder_notes(folder: str | None) -> tuple[str, ...]:
+    """Why probes do not use the directory that `KVTOP_DIR` names; empty when they can."""
+    if not folder:
+        return ()
+    try:
+        info = os.lstat(folder)
+    except FileNotFoundError:
+        return ()  # The first probe makes it.
+    except (OSError, ValueError) as error:
+        return (f"KVTOP_DIR {folder} cannot be read: {error}",)
+    if not stat.S_ISDIR(info.st_mode):
+        return (f"KVTOP_DIR {folder} is not a directory: no probe puts its socket there",)
+    if info.st_mode & 0o077:
+        return (f"KVTOP_DIR {folder} can be entered by others, so probes refuse it: chmod 700 it",)
+    return ()
+
+
 class Discovery:
     """Looks for the servers that were asked for, again and again.
 
@@ -96,7 +115,8 @@ class Discovery:
     def look(self) -> Found:
         """Look once, now. Blocking; reads /proc only."""
         found = self._finder.find()
-        if self._url is None and self._pid is None:
+        found = replace(found, notes=(*found.notes, *folder_notes(os.environ.get("KVTOP_DIR"))))
+        if self._url is None and self._pid is None and not os.environ.get("KVTOP_DIR"):
             # Somebody's demo is not a server of this machine unless it is asked for.
             kept = tuple(server for server in found.servers if server.demo == self._demo)
             return replace(found, servers=kept)

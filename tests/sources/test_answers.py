@@ -149,6 +149,19 @@ def test_wrong_types_are_unknown_not_invented() -> None:
     assert (engine.engine, engine.pid, engine.block_size, engine.model) == (None,) * 4
 
 
+@pytest.mark.parametrize("number", ["1e999", "-1e999", "NaN", "1" + "0" * 400])
+def test_numbers_beyond_any_counter_are_unknown(number: str) -> None:
+    text = json.dumps(answer()).replace('"pid": 42', f'"pid": {number}')
+    assert parse_snapshot(text.encode()).pid is None
+    text = json.dumps(answer()).replace('"scan_us": 12.5', f'"scan_us": {number}')
+    assert parse_snapshot(text.encode()).probe
+
+
+def test_deep_nesting_is_refused() -> None:
+    with pytest.raises(BadDataError):
+        parse_snapshot(b"[" * 100_000)
+
+
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner),

@@ -190,6 +190,13 @@ def test_remote_server_shows_its_metrics_and_why_there_is_no_more() -> None:
     assert "run kvtop on its machine" in engine.probe_reason
 
 
+def test_an_address_that_never_answered_is_not_an_engine() -> None:
+    server = make.server(key="10.0.0.1:8000")
+    silent = make.reading(None, SourceState.FAILED, "nothing answers")
+    snapshot = merged(found=make.found(server), metrics={"10.0.0.1:8000": silent})
+    assert snapshot.engines == ()
+
+
 def test_gpu_processes_are_matched_through_the_workers() -> None:
     gpu = Gpu(
         index=0,
