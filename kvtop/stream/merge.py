@@ -173,7 +173,9 @@ def _model(page: MetricsPage | None, rank: int | None) -> str | None:
     return names.pop() if len(names) == 1 else None
 
 
-def _probe_reason(server: FoundServer, found: FoundEngine, reading: Reading[Engine] | None) -> str:
+def _probe_reason(
+    server: FoundServer, found: FoundEngine, reading: Reading[Engine] | None, *, answered: bool
+) -> str:
     if reading is None:
         starting = bool(server.apis) and not server.listening and not answered
         if found.probe_socket is None and starting:

@@ -164,7 +164,8 @@ async def test_a_failing_source_is_data(machine: Machine) -> None:
 
 async def test_snapshots_carry_values_of_their_own_tick(machine: Machine) -> None:
     machine.found = headless()
-    async with watching() as live:
+    # Long enough that even a busy machine answers within the grace of a tick.
+    async with watching(Options(interval_s=0.8, stacks=False, gpus=False)) as live:
         last = 0
         seen = 0
         async for snapshot in live.snapshots():
@@ -172,7 +173,7 @@ async def test_snapshots_carry_values_of_their_own_tick(machine: Machine) -> Non
                 assert machine.engine_reads > last
                 last = machine.engine_reads
                 seen += 1
-            if seen == 5:
+            if seen == 3:
                 break
 
 
