@@ -6,14 +6,17 @@ import argparse
 import asyncio
 import json
 import time
+from collections.abc import Callable
 from dataclasses import replace
 
 from kvtop.commands.common import add_watch_arguments, options_from
 from kvtop.config import Options
+from kvtop.detect.judge import Judge
+from kvtop.detect.thresholds import apply_overrides
 from kvtop.draw.plain import plain
 from kvtop.errors import ExitCode
 from kvtop.model.codec import once_json
-from kvtop.model.snapshot import Snapshot, SourceState
+from kvtop.model.snapshot import Finding, Snapshot, SourceState
 from kvtop.stream.live import Live
 from kvtop.stream.target import Target, check_target
 
@@ -34,26 +37,46 @@ def run(parsed: argparse.Namespace) -> int:
     """Print one snapshot.
 
     Returns:
-        NOT_FOUND when there is no vLLM server.
+        NOT_FOUND when there is no vLLM server, UNREACHABLE when a probe does not answer.
     """
     options = replace(options_from(parsed), stacks=False)
     check_target(options)
-    snapshot = asyncio.run(take(options, Target(), rates=parsed.rates))
+    judge = Judge(apply_overrides(options.findings))
+    snapshot, findings = asyncio.run(take(options, Target(), judge.judge, rates=parsed.rates))
     if parsed.json:
-        print(json.dumps(once_json(snapshot), ensure_ascii=True, allow_nan=False))
+        print(json.dumps(once_json(snapshot, findings), ensure_ascii=True, allow_nan=False))
     else:
-        print("\n".join(plain(snapshot)))
-    found = any(e.metrics or (e.pid is not None and e.alive) for e in snapshot.engines)
-    return ExitCode.OK if found else ExitCode.NOT_FOUND
+        print("\n".join(plain(snapshot, findings)))
+    return outcome(snapshot)
 
 
-async def take(options: Options, target: Target, *, rates: bool = False) -> Snapshot:
+def outcome(snapshot: Snapshot) -> ExitCode:
+    """What the shell is told: a server was found, none was, or a probe is there and silent."""
+    if not any(e.metrics or (e.pid is not None and e.alive) for e in snapshot.engines):
+        return ExitCode.NOT_FOUND
+    silent = (SourceState.FAILED, SourceState.STARTING)
+    if any(s.kind == "engine" and s.state in silent for s in snapshot.sources):
+        return ExitCode.UNREACHABLE
+    return ExitCode.OK
+
+
+async def take(
+    options: Options,
+    target: Target,
+    judge: Callable[[Snapshot], tuple[Finding, ...]],
+    *,
+    rates: bool = False,
+) -> tuple[Snapshot, tuple[Finding, ...]]:
     """One snapshot in which every source has answered or failed, or patience is over.
 
     Args:
         options: What to look at.
         target: Where.
+        judge: Is given every snapshot on the way; what needs history stays silent.
         rates: Take the snapshot one interval after the first one that is complete.
+
+    Returns:
+        The snapshot, and what the judge says of it.
     """
     live = Live(replace(options, interval_s=min(options.interval_s, 0.25)), target)
     deadline = time.monotonic() + PATIENCE_S
@@ -61,10 +84,11 @@ async def take(options: Options, target: Target, *, rates: bool = False) -> Snap
     try:
         async for snapshot in live.snapshots():
             now = time.monotonic()
+            findings = judge(snapshot)
             if complete_at is None and (settled(snapshot) or now >= deadline):
                 complete_at = now
             if complete_at is not None and (not rates or now - complete_at >= options.interval_s):
-                return snapshot
+                return snapshot, findings
     finally:
         await live.close()
     raise AssertionError("the live stream does not end")

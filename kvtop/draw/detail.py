@@ -27,7 +27,7 @@ from kvtop.draw.text import (
 )
 from kvtop.draw.view import Detail, Line, Run, View
 from kvtop.model.blocks import LETTERS, BlockState
-from kvtop.model.snapshot import Engine, Request, Snapshot
+from kvtop.model.snapshot import Engine, Phase, Request, Snapshot
 
 _SHARED = "SHARED WITH"
 _HEADS = (
@@ -154,21 +154,40 @@ def _numbers(request: Request, snap: Snapshot, view: View, width: int) -> list[L
 
 def _client(request: Request) -> str:
     if request.client is None:
-        return f"{DASH} (no probe in the API server)"
+        return f"{DASH} (not known)"
     if request.client == "gone":
         return f"gone {duration(request.client_gone_s)}"
     return request.client
 
 
-def _entries(detail: Detail, states: bytes | None) -> list[_Entry]:
+def _state(
+    physical: int, refs: int | None, shared: bool, states: bytes | None, same: bool, held: bool
+) -> int | None:
+    """State of a block of the table.
+
+    The table is read when it is asked for, the map at the last snapshot. Only when both
+    are of one step does the map know more than the table itself: a block in a table
+    may have been free a step before.
+    """
+    seen = states[physical] if states is not None and 0 <= physical < len(states) else None
+    if same or seen == BlockState.NULL:
+        return seen
+    if shared or (refs or 0) > 1:
+        return BlockState.SHARED
+    if refs == 1:
+        return BlockState.HELD if held else BlockState.USED
+    return None
+
+
+def _entries(detail: Detail, states: bytes | None, same: bool, held: bool) -> list[_Entry]:
     out: list[_Entry] = []
     for at, (group, tokens, blocks) in enumerate(detail.tables):
         refs: Sequence[int] = detail.refs[at] if at < len(detail.refs) else ()
         run: _Entry | None = None
         for logical, physical in enumerate(blocks):
-            state = states[physical] if states is not None and 0 <= physical < len(states) else None
             count_refs = refs[logical] if logical < len(refs) else None
             shared = tuple(detail.shared_with.get(physical, ()))
+            state = _state(physical, count_refs, bool(shared), states, same, held)
             if run is not None and (state, count_refs, shared) == (run.state, run.refs, run.shared):
                 length = run.last - run.first + 1
                 step = physical - run.block if length == 1 else run.step
@@ -193,7 +212,14 @@ def _entries(detail: Detail, states: bytes | None) -> list[_Entry]:
 
 def _table(detail: Detail, engine: Engine | None, view: View, width: int) -> list[Line]:
     states = engine.pools[0].states if engine is not None and engine.pools else None
-    entries = _entries(detail, states)
+    probe = engine.probe if engine is not None else None
+    request = _find(engine, detail.request_id)
+    entries = _entries(
+        detail,
+        states,
+        same=probe is not None and probe.step == detail.step,
+        held=request is not None and request.phase is Phase.HELD,
+    )
     total = sum(len(blocks) for _, _, blocks in detail.tables)
     groups = f"in {count(len(detail.tables))} KV groups" if len(detail.tables) > 1 else ""
     lines: list[Line] = [

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from kvtop.draw.numbers import count, duration, gib, percent, rate, size
 from kvtop.draw.text import DASH, cell_width, visible
-from kvtop.model.snapshot import Engine, Gpu, Request, Snapshot, SourceState
+from kvtop.model.snapshot import Engine, Finding, Gpu, Request, Snapshot, SourceState
 
 _STATES = ("used", "shared", "cached", "held", "ghost", "free", "null")
 
@@ -29,8 +31,13 @@ _COLUMNS: tuple[tuple[str, str], ...] = (
 )
 
 
-def plain(snapshot: Snapshot) -> list[str]:
-    """Lines without control characters, whatever the snapshot holds."""
+def plain(snapshot: Snapshot, findings: Iterable[Finding] = ()) -> list[str]:
+    """Lines without control characters, whatever the snapshot holds.
+
+    Args:
+        snapshot: What is printed.
+        findings: What holds in it, in the order of the judge.
+    """
     demo = "  DEMO" if snapshot.demo else ""
     lines = [f"kvtop {snapshot.version}  {visible(snapshot.host)}{demo}"]
     for source in snapshot.sources:
@@ -40,7 +47,18 @@ def plain(snapshot: Snapshot) -> list[str]:
             lines.append(f"{visible(source.name)}: {source.state.value}: {visible(text)}")
     lines += [_gpu(gpu) for gpu in snapshot.gpus]
     for engine in snapshot.engines:
-        lines += ["", *_engine(engine)]
+        lines += ["", *_engine(engine, snapshot.time_s)]
+    found = [line for finding in findings for line in _finding(finding)]
+    return [*lines, "", *found] if found else lines
+
+
+def _finding(finding: Finding) -> list[str]:
+    where = "machine" if finding.engine_pid is None else f"pid {finding.engine_pid}"
+    lines = [
+        f"{visible(finding.severity)} {visible(finding.rule)} ({where}): {visible(finding.summary)}"
+    ]
+    if finding.next_step:
+        lines.append(f"  do: {visible(finding.next_step)}")
     return lines
 
 
@@ -56,11 +74,19 @@ def _gpu(gpu: Gpu) -> str:
     )
 
 
-def _engine(engine: Engine) -> list[str]:
+def _state(engine: Engine) -> str:
+    if not engine.alive:
+        return "GONE"
+    if engine.process_state in ("T", "t"):
+        return "STOPPED"
+    return visible(engine.state or DASH)
+
+
+def _engine(engine: Engine, now_s: float) -> list[str]:
     lines = [
         f"engine {count(engine.engine)}  {visible(engine.server)}  pid {_plain(engine.pid)}  "
         f"{visible(engine.model or DASH)}  vLLM {visible(engine.vllm_version or DASH)}  "
-        f"{visible(engine.state or DASH)}"
+        f"{_state(engine)}"
     ]
     for pool in engine.pools:
         counts = pool.counts
@@ -80,10 +106,13 @@ def _engine(engine: Engine) -> list[str]:
             f"metrics: KV {percent(metrics.kv_used_percent)}  running {count(metrics.running)}  "
             f"waiting {count(metrics.waiting)}  hit {percent(metrics.prefix_hit_percent)} now, "
             f"{percent(metrics.prefix_hit_total_percent)} since start  "
-            f"preemptions {count(metrics.preemptions_total)} ({rate(metrics.preemptions_s)}/s)"
+            f"preemptions {count(metrics.preemptions_total)} ({rate(metrics.preemptions_s)})"
         )
     if engine.probe_reason:
-        lines.append(f"no live block state: {visible(engine.probe_reason)}")
+        what = "no block state"
+        if engine.probe is not None:
+            what = f"blocks and requests are {duration(now_s - engine.probe.cut_time_s)} old"
+        lines.append(f"{what}: {visible(engine.probe_reason)}")
     if engine.requests:
         lines += _table(engine.requests)
     elif engine.requests is not None:

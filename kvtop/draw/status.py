@@ -21,14 +21,13 @@ _STUCK_S = 5.0
 """From this age of the last step on, the header says it; steps take milliseconds."""
 
 
-def header(snap: Snapshot, view: View, width: int, recording: bool = False) -> Line:
+def header(snap: Snapshot, view: View, width: int) -> Line:
     """First line of the screen: what is watched, and whether it can be believed.
 
     Args:
         snap: What is on screen.
         view: What the user chose.
         width: Cells.
-        recording: True while the session is recorded.
     """
     left: list[Field] = [(5, ((f"kvtop {safe(snap.version, view.ascii)}", "header"),))]
     engine = engine_of(snap, view)
@@ -39,8 +38,10 @@ def header(snap: Snapshot, view: View, width: int, recording: bool = False) -> L
     right: list[Field] = []
     if snap.demo or (engine is not None and engine.simulated):
         right.append((0, ((" DEMO ", "demo"),)))
-    if recording:
-        right.append((1, ((" REC ", "rec"),)))
+    if view.player is not None:
+        right.append((0, ((" REPLAY ", "demo"),)))
+    if view.recording:
+        right.append((1, ((f" {safe(view.recording, view.ascii)} ", "rec"),)))
     if snap.dropped > 0:
         right.append((2, ((f"{count(snap.dropped)} not recorded", "warn"),)))
     if view.paused:
@@ -100,8 +101,7 @@ def _probe(snap: Snapshot, view: View, engine: Engine) -> Line:
         return (("probe starting", "dim"),) if starting else (("no probe", "warn"),)
     if engine.probe.errors:
         return ((f"probe {count(engine.probe.errors)} errors", "warn"),)
-    period = source.period_s if source is not None and source.period_s else view.interval_s
-    return (("probe ", ""), ("ok", "ok"), (f" {duration(period)}", ""))
+    return (("probe ", ""), ("ok", "ok"), (f" {duration(view.interval_s)}", ""))
 
 
 def footer(_snap: Snapshot, view: View, width: int, keys: Sequence[tuple[str, str]]) -> Line:

@@ -245,6 +245,8 @@ def parse_detail(request_id: str, body: bytes) -> Detail:
         BadDataError: It is not such a body.
     """
     data = _load(body)
+    if isinstance(data, dict) and data.get("found") is False:
+        return Detail(request_id, error="the engine no longer has this request")
     try:
         tables = tuple(
             (int(table["group"]), _opt(table, "block_size_tokens", int), _ids(table["blocks"]))
