@@ -29,6 +29,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "diff": ("kvtop.commands.diff", "compare two sessions or two moments"),
     "report": ("kvtop.commands.report", "a report of a session, as HTML or Markdown"),
     "export": ("kvtop.commands.export", "a session as CSV, JSON, Parquet or Perfetto trace"),
+    "flame": ("kvtop.commands.flame", "a flame graph of an engine, and its viewer"),
     "findings": ("kvtop.commands.findings", "list the rules that kvtop judges by"),
     "explain": ("kvtop.commands.explain", "explain one rule"),
 }

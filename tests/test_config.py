@@ -24,6 +24,16 @@ def test_flag_beats_environment_beats_file(tmp_path: Path) -> None:
     assert options.pid == 7
 
 
+def test_a_black_box_is_a_time_and_attaching_a_yes(tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text('blackbox = "10m"\nattach = true\n')
+    options = load({}, {}, file)
+    assert (options.blackbox_s, options.attach) == (600.0, True)
+    assert load({"blackbox_s": "30s", "attach": None}, {}, file).blackbox_s == 30.0
+    with pytest.raises(UsageError, match="--blackbox: 'soon' is not a time"):
+        load({"blackbox_s": "soon"}, {}, file)
+
+
 def test_findings_section_is_handed_on(tmp_path: Path) -> None:
     file = tmp_path / "config.toml"
     file.write_text("[findings]\nkv_high_percent = 90\n")

@@ -29,6 +29,11 @@ def add_screen_arguments(parser: argparse.ArgumentParser) -> None:
         default=None,
         help="do not sample Python frames with py-spy",
     )
+    parser.add_argument(
+        "--blackbox",
+        metavar="TIME",
+        help="keep the last TIME on disk; written out here when something happens, or by key B",
+    )
 
 
 def options_from(parsed: argparse.Namespace) -> Options:
@@ -38,6 +43,9 @@ def options_from(parsed: argparse.Namespace) -> Options:
         UsageError: One of them is wrong.
     """
     flags = {
-        name: getattr(parsed, name, None) for name in ("url", "pid", "gpus", "ascii", "stacks")
+        name: getattr(parsed, name, None)
+        for name in ("url", "pid", "gpus", "ascii", "stacks", "attach")
     }
-    return load({**flags, "interval_s": getattr(parsed, "interval", None)})
+    named = {"interval_s": "interval", "blackbox_s": "blackbox"}
+    times = {name: getattr(parsed, option, None) for name, option in named.items()}
+    return load({**flags, **times})

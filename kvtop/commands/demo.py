@@ -68,7 +68,7 @@ def run(parsed: argparse.Namespace) -> int:
     if parsed.serve:
         return _serve(scenario, seed, blocks, speed)
     # What the user set for real servers does not narrow down the simulated one.
-    options = replace(options_from(parsed), url=None, pid=None)
+    options = replace(options_from(parsed), url=None, pid=None, attach=False)
     from kvtop.demo.launch import running
 
     with running(scenario, seed=seed, blocks=blocks, speed=speed) as engine:

@@ -9,7 +9,6 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Protocol
 
@@ -19,7 +18,7 @@ from kvtop.errors import ExitCode, StorageError, UsageError
 from kvtop.model.snapshot import Finding, Snapshot
 from kvtop.session.anonymize import Anonymizer
 from kvtop.session.blackbox import BlackBox, TriggerRules
-from kvtop.session.recorder import Recorder, RecorderStatus
+from kvtop.session.recorder import Recorder, RecorderStatus, default_name
 from kvtop.session.units import parse_duration, parse_size, size_text
 
 
@@ -72,6 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--blackbox",
+        dest="ring",
         metavar="TIME",
         help="keep only the last TIME on disk, and write it out when something happens",
     )
@@ -141,11 +141,11 @@ def job_from(parsed: argparse.Namespace, options: Options) -> Job:
     anonymizer = Anonymizer.of_this_machine() if parsed.anonymize else None
     blackbox = None
     judge = None
-    if parsed.blackbox:
+    if parsed.ring:
         severity = None if parsed.trigger == "none" else parsed.trigger
         blackbox = BlackBox(
             Path(parsed.blackbox_dir),
-            parse_duration(parsed.blackbox),
+            parse_duration(parsed.ring),
             rules=TriggerRules(severity=severity),
             interval_s=options.interval_s,
             anonymizer=anonymizer,
@@ -161,11 +161,6 @@ def job_from(parsed: argparse.Namespace, options: Options) -> Job:
             rotate=parsed.rotate,
         )
     return Job(recorder, blackbox, judge, for_s)
-
-
-def default_name(now_s: float) -> str:
-    """`kvtop-20250131T120000Z.kvtop` for a moment in Unix seconds."""
-    return f"kvtop-{datetime.fromtimestamp(now_s, timezone.utc):%Y%m%dT%H%M%SZ}.kvtop"
 
 
 def _judge(options: Options) -> Callable[[Snapshot], tuple[Finding, ...]]:

@@ -6,14 +6,18 @@ import argparse
 import json
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 from kvtop.commands.common import options_from
 from kvtop.commands.files import opened
+from kvtop.config import load
 from kvtop.errors import ExitCode, UsageError
 from kvtop.model.codec import once_json
+from kvtop.model.snapshot import Finding
 from kvtop.session.reader import SessionReader
 from kvtop.session.replay import SPEEDS, Replay
 from kvtop.session.units import Span, parse_moment
+from kvtop.session.walk import Walk
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -41,13 +45,14 @@ def run(parsed: argparse.Namespace) -> int:
     speed = _speed(parsed.speed)
     with opened(parsed.file) as reader:
         tick = _tick(reader, parsed.at, last=parsed.text or parsed.json)
-        if parsed.json:
-            print(json.dumps(once_json(reader.load(tick)), allow_nan=False))
-            return ExitCode.OK
-        if parsed.text:
-            from kvtop.draw.plain import plain
+        if parsed.json or parsed.text:
+            snapshot, findings = reader.load(tick), _judged(reader.path, tick)
+            if parsed.json:
+                print(json.dumps(once_json(snapshot, findings), allow_nan=False))
+            else:
+                from kvtop.draw.plain import plain
 
-            print("\n".join(plain(reader.load(tick))))
+                print("\n".join(plain(snapshot, findings)))
             return ExitCode.OK
         return _show(reader, tick, speed, parsed)
 
@@ -61,7 +66,22 @@ def _show(reader: SessionReader, tick: int, speed: float, parsed: argparse.Names
     options = replace(options_from(parsed), interval_s=reader.info.interval_s or 1.0)
     player = Replay(reader, SystemClock(), speed=speed, playing=not parsed.paused)
     player.seek(tick)
-    return run_ui(options=options, first=reader.load(tick), feed=player)
+    return run_ui(options=options, first=reader.load(tick), replay=player)
+
+
+def _judged(path: Path, tick: int) -> tuple[Finding, ...]:
+    """What held at a tick, judged from the minutes before it."""
+    from kvtop.detect.judge import Judge
+    from kvtop.detect.thresholds import apply_overrides
+
+    limits = apply_overrides(load({}).findings)
+    walk = Walk(path, lambda: Judge(limits).judge)
+    try:
+        for _ in walk.to(tick):
+            pass
+        return walk.findings
+    finally:
+        walk.close()
 
 
 def _tick(reader: SessionReader, moment: str | None, last: bool) -> int:

@@ -8,6 +8,7 @@ import sys
 from kvtop.commands.common import add_screen_arguments, add_watch_arguments, options_from
 from kvtop.config import Options
 from kvtop.errors import UsageError
+from kvtop.flame.auto import parse_kinds
 from kvtop.stream.first import first_look
 from kvtop.stream.target import Target, check_target
 
@@ -16,6 +17,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of plain `kvtop`."""
     add_watch_arguments(parser)
     add_screen_arguments(parser)
+    parser.add_argument(
+        "--flame-on",
+        metavar="WHAT",
+        help="a flame graph when one of these begins: stall,leak,preempt-storm",
+    )
+    parser.add_argument(
+        "--attach",
+        action="store_true",
+        default=None,
+        help="put the probe into engines that have none, without a question",
+    )
 
 
 def run(parsed: argparse.Namespace) -> int:
@@ -27,10 +39,11 @@ def run(parsed: argparse.Namespace) -> int:
     """
     options = options_from(parsed)
     check_target(options)
-    return run_on(Target(), options)
+    flame_on = parse_kinds(parsed.flame_on) if parsed.flame_on is not None else frozenset()
+    return run_on(Target(), options, flame_on)
 
 
-def run_on(target: Target, options: Options) -> int:
+def run_on(target: Target, options: Options, flame_on: frozenset[str] = frozenset()) -> int:
     """The live screen on one target.
 
     Raises:
@@ -41,4 +54,4 @@ def run_on(target: Target, options: Options) -> int:
     first = first_look(options, target)
     from kvtop.ui.start import run as run_ui
 
-    return run_ui(target=target, options=options, first=first)
+    return run_ui(target=target, options=options, first=first, flame_on=flame_on)

@@ -201,6 +201,10 @@ def diagnose(track: Track, engine: EngineTrack, findings: list[Finding]) -> Find
     if short is not None:
         knob = _knob_for_more(track, engine, short)
         return verdict("diagnosis.too-little-memory", f"{knob}.", knob, short.severity, short)
+    if counts is not None and counts.ghost:
+        # A block can be a ghost for a moment; that it is one now is no proof of health either.
+        ghosts = count(counts.ghost, "block is a ghost", "blocks are ghosts")
+        return verdict("diagnosis.unknown", f"{ghosts} now; watching whether they stay.", "")
     waiting = len(engine.requests.totals.waiting) if engine.probe_fresh else None
     why = (
         ""

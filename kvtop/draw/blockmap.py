@@ -15,7 +15,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from kvtop.draw.style import LIT_LETTER, NO_LETTER, state_style
+from kvtop.draw.style import FOUND_LETTER, LIT_LETTER, NO_LETTER, state_style
 from kvtop.draw.text import blank, fit
 from kvtop.draw.view import Line, Run
 from kvtop.model.blocks import LETTERS, BlockCounts, BlockState
@@ -26,6 +26,7 @@ _ORDER = tuple(
 )
 _GHOST = bytes([BlockState.GHOST])
 _HELD = bytes([BlockState.HELD])
+_LOUD = (int(BlockState.GHOST), int(BlockState.HELD))
 _UNKNOWN_LETTER = "?"
 _TO_LETTERS = bytes(
     ord(LETTERS[BlockState(code)]) if code in set(BlockState) else ord(_UNKNOWN_LETTER)
@@ -34,9 +35,12 @@ _TO_LETTERS = bytes(
 
 # A pair of half cells as one byte: upper x 16 + lower, so that runs of equal pairs
 # can be found by a regular expression and not by a loop over cells.
-_PAIR_LETTERS = "".join(LETTERS[state] for state in BlockState) + LIT_LETTER + NO_LETTER + "?"
+_PAIR_LETTERS = (
+    "".join(LETTERS[state] for state in BlockState) + LIT_LETTER + NO_LETTER + FOUND_LETTER + "?"
+)
 _LIT = _PAIR_LETTERS.index(LIT_LETTER)
 _NONE = _PAIR_LETTERS.index(NO_LETTER)
+_FOUND = _PAIR_LETTERS.index(FOUND_LETTER)
 _TO_CODES = bytes(
     code if code < len(BlockState) else _PAIR_LETTERS.index("?") for code in range(256)
 )
@@ -49,6 +53,9 @@ _PAIR_STYLES = {
 }
 _EMPTY_PAIR = _NONE * 16 + _NONE
 _LIT_BIT = 0x80
+# A letter of a block in a finding: a control code in its place, since those are no letters.
+_FOUND_CODES = {ord(letter): code for code, letter in enumerate(LETTERS.values())}
+_FOUND_LETTERS = {code: letter for letter, code in _FOUND_CODES.items()}
 _LETTER_STYLES = {ord(letter): state_style(state) for state, letter in LETTERS.items()}
 
 
@@ -64,6 +71,8 @@ def block_map(
     height: int,
     lit: Iterable[int] = (),
     ascii: bool = False,  # noqa: A002 - the name of the option
+    *,
+    found: Iterable[int] = (),
 ) -> list[Line]:
     """The map of a pool.
 
@@ -73,6 +82,8 @@ def block_map(
         height: Lines.
         lit: Blocks to light up; ids outside the pool are ignored.
         ascii: One letter a cell instead of two coloured halves.
+        found: Blocks that findings are about; a cell that is lit or shows a ghost or held
+            block keeps that colour.
 
     Returns:
         Exactly `height` lines of `width` cells. A pool smaller than the map fills the
@@ -83,9 +94,13 @@ def block_map(
     each = blocks_a_cell(len(states), width, height, ascii)
     cells = states if each == 1 else _summed(states, each)
     marked = {block // each for block in lit if 0 <= block < len(states)}
+    about = {block // each for block in found if 0 <= block < len(states)}
+    about = {cell for cell in about if cells[cell] not in _LOUD}
     if ascii:
-        return _letters(cells, width, height, marked)
+        return _letters(cells, width, height, marked, about)
     codes = bytearray(cells.translate(_TO_CODES))
+    for cell in about:
+        codes[cell] = _FOUND
     for cell in marked:
         codes[cell] = _LIT
     codes.extend(bytes([_NONE]) * (width * height * 2 - len(codes)))
@@ -106,8 +121,12 @@ def block_map(
     return out
 
 
-def _letters(cells: bytes, width: int, height: int, marked: set[int]) -> list[Line]:
+def _letters(
+    cells: bytes, width: int, height: int, marked: set[int], about: set[int]
+) -> list[Line]:
     letters = bytearray(cells.translate(_TO_LETTERS))
+    for cell in about - marked:
+        letters[cell] = _FOUND_CODES.get(letters[cell], letters[cell])
     for cell in marked:
         letters[cell] |= _LIT_BIT
     out: list[Line] = []
@@ -116,8 +135,10 @@ def _letters(cells: bytes, width: int, height: int, marked: set[int]) -> list[Li
         for match in _RUNS.finditer(letters, row * width, (row + 1) * width):
             byte = letters[match.start()]
             # The letter stays on a lit cell, so its state can still be read.
-            letter = byte & ~_LIT_BIT
+            letter = _FOUND_LETTERS.get(byte, byte & ~_LIT_BIT)
             style = "map.lit" if byte & _LIT_BIT else _LETTER_STYLES.get(letter, "")
+            if byte in _FOUND_LETTERS:
+                style = "map.found"
             runs.append((chr(letter) * (match.end() - match.start()), style))
         out.append(fit(runs, width))
     return out

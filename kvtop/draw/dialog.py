@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kvtop.draw.findings import finding_panel, findings_panel
 from kvtop.draw.frame import box
 from kvtop.draw.layout import Rect
 from kvtop.draw.status import sources_panel
@@ -12,10 +13,13 @@ from kvtop.model.snapshot import Snapshot
 _HINTS = {
     "help": "esc closes  up/down scroll",
     "sources": "esc closes  up/down scroll",
+    "findings": "enter opens  up/down choose  esc closes",
+    "finding": "esc closes  up/down scroll  its blocks are lit on the map",
     "message": "esc closes",
     "confirm": "y yes  n no",
     "input": "enter accepts  esc cancels",
 }
+_LIVE = ("sources", "findings", "finding")
 
 
 def dialog_rect(dialog: Dialog, width: int, height: int) -> Rect:
@@ -26,7 +30,7 @@ def dialog_rect(dialog: Dialog, width: int, height: int) -> Rect:
         width: Columns of the screen, at least 1.
         height: Rows of the screen, at least 1.
     """
-    if dialog.kind == "sources":
+    if dialog.kind in _LIVE:
         wanted, rows = min(width, 120), height - 2
     else:
         widest = max((line_width(line) for line in dialog.lines), default=0)
@@ -61,6 +65,14 @@ def dialog_panel(snap: Snapshot | None, view: View, width: int, height: int) -> 
     page = max(rows - 1 - (1 if dialog.kind == "input" else 0), 0)
     if dialog.kind == "sources" and snap is not None:
         content = sources_panel(snap, view, inner, page)
+    elif dialog.kind == "findings" and snap is not None:
+        content = findings_panel(snap, view, inner, page)
+    elif dialog.kind == "finding" and snap is not None:
+        text = finding_lines(snap, view, inner)
+        first = max(min(view.scroll.get("dialog", 0), len(text) - page), 0)
+        content = block(text[first:], inner, page)
+    elif dialog.kind in _LIVE:
+        content = block([(("nothing was read yet", "dim"),)], inner, page)
     else:
         first = max(min(view.scroll.get("dialog", 0), len(dialog.lines) - page), 0)
         content = block(dialog.lines[first : first + page], inner, page)
@@ -71,6 +83,13 @@ def dialog_panel(snap: Snapshot | None, view: View, width: int, height: int) -> 
         tail.append(hint)
     lines = [fit(((" ", ""), *fit(line, inner)), max(width - 2, 0)) for line in (*content, *tail)]
     return box(dialog.title, lines[:rows], width, height, ascii=view.ascii, focused=True)
+
+
+def finding_lines(snap: Snapshot, view: View, width: int) -> list[Line]:
+    """Everything that an open finding says, in lines of at most `width` cells."""
+    dialog = view.dialog
+    texts = ["".join(text for text, _ in line) for line in (dialog.lines if dialog else ())]
+    return finding_panel(snap, view, texts, width)
 
 
 def _typed(value: str, width: int, ascii: bool) -> Line:  # noqa: A002 - the name of the option

@@ -7,7 +7,9 @@ hits, the use, the other pools; the map takes what is left.
 
 from __future__ import annotations
 
+from kvtop.draw.baseline import baseline_line
 from kvtop.draw.blockmap import block_map, blocks_a_cell, state_bar
+from kvtop.draw.findings import found_blocks
 from kvtop.draw.numbers import count, duration, percent, rate, short, size
 from kvtop.draw.pick import engine_of, greyed, is_old, old_line, source_of, why
 from kvtop.draw.style import state_style
@@ -63,11 +65,15 @@ def kv_panel(snap: Snapshot, view: View, width: int, height: int) -> list[Line]:
         alarms[:0] = _alarm(_GONE, width)
     states = state_line(pool.counts, width, view.ascii)
     debts = _debts(engine, width)
+    since = baseline_line(snap, engine, view, width)
     use = _use(engine, pool, width)
     more = [_pool_line(other, width, view.ascii) for other in engine.pools[1:]]
     # The alarms keep their place even where that leaves no room for the states.
     room = height - len(alarms)
     top = [*alarms, *([states] if room >= 1 else [])]
+    if since and room >= 2:
+        top.append(since)
+        room -= 1
     bottom: list[Line] = []
     if room >= 2:
         bottom = [debts]
@@ -79,7 +85,7 @@ def kv_panel(snap: Snapshot, view: View, width: int, height: int) -> list[Line]:
     map_height = height - len(top) - len(bottom)
     middle: list[Line] = []
     if map_height > 0:
-        middle = _map(pool, view, width, map_height)
+        middle = _map(pool, view, found_blocks(engine, view.findings), width, map_height)
     lines = [*top, *middle, *bottom]
     return block(_greyed_but_alarms(lines, len(alarms)) if old else lines, width, height)
 
@@ -89,14 +95,14 @@ def _greyed_but_alarms(lines: list[Line], alarms: int) -> list[Line]:
     return [*lines[:alarms], *greyed(lines[alarms:])]
 
 
-def _map(pool: Pool, view: View, width: int, height: int) -> list[Line]:
+def _map(pool: Pool, view: View, found: frozenset[int], width: int, height: int) -> list[Line]:
     if pool.states is None:
         note = "no block column in this snapshot; the bar shows shares, not places"
         bar = state_bar(pool.counts, width, view.ascii)
         return block([bar, *[((line, "dim"),) for line in wrap(note, width)]], width, height)
     each = blocks_a_cell(len(pool.states), width, height, view.ascii)
     if each == 1 or height < 4:
-        return block_map(pool.states, width, height, view.lit_blocks, view.ascii)
+        return block_map(pool.states, width, height, view.lit_blocks, view.ascii, found=found)
     map_height = height - 1
     each = blocks_a_cell(len(pool.states), width, map_height, view.ascii)
     half = "letter" if view.ascii else "half cell"
@@ -108,7 +114,7 @@ def _map(pool: Pool, view: View, width: int, height: int) -> list[Line]:
         ),
         width,
     )
-    drawn = block_map(pool.states, width, map_height, view.lit_blocks, view.ascii)
+    drawn = block_map(pool.states, width, map_height, view.lit_blocks, view.ascii, found=found)
     return [*drawn, ((note, "dim"),)]
 
 

@@ -18,6 +18,8 @@ PANELS = ("gpu", "kv", "requests", "stacks", "trend")
 WIDE = 100
 """From this width on panels stand side by side."""
 
+_MIN_FOR_DIAGNOSIS = 20
+_MIN_FOR_TIMELINE = 5
 _IMPORTANCE = ("requests", "kv", "gpu", "trend", "stacks")
 _MIN_ROWS = {"gpu": 4, "kv": 7, "requests": 8, "stacks": 6, "trend": 7}
 _WEIGHT = {"gpu": 1, "kv": 4, "requests": 4, "stacks": 2, "trend": 3}
@@ -54,8 +56,9 @@ def layout(width: int, height: int, view: View, found: bool = True) -> dict[str,
     """Rectangles of everything on the screen, borders included.
 
     The names are those of `PANELS`, and `header`, `footer`, `detail` (in the place of
-    `requests` while a request is open) and `nothing` (in the place of everything about
-    engines while there is none).
+    `requests` while a request is open), `nothing` (in the place of everything about
+    engines while there is none), `diagnosis` (below the header of a replay, and live
+    once something was judged) and `timeline` (above the footer of a replay).
 
     Args:
         width: Columns of the terminal.
@@ -70,7 +73,15 @@ def layout(width: int, height: int, view: View, found: bool = True) -> dict[str,
     if height >= 3:
         bottom -= 1
         rects["footer"] = Rect(0, bottom, width, 1)
-    body = Rect(0, 1, width, bottom - 1)
+    top = 1
+    judged = bool(view.findings) or view.player is not None
+    if found and judged and height >= _MIN_FOR_DIAGNOSIS:
+        rects["diagnosis"] = Rect(0, 1, width, 1)
+        top = 2
+    if view.player is not None and height >= _MIN_FOR_TIMELINE:
+        bottom -= 1
+        rects["timeline"] = Rect(0, bottom, width, 1)
+    body = Rect(0, top, width, bottom - top)
     if body.height < 1:
         return rects
     focus = view.focus if view.focus in focusable(view) else "requests"

@@ -7,8 +7,10 @@ from dataclasses import dataclass, replace
 
 from kvtop.draw import detail, gpu, kv, requests, stacks, status, trend
 from kvtop.draw.dialog import dialog_panel, dialog_rect
+from kvtop.draw.findings import diagnosis_line
 from kvtop.draw.frame import box, compose, overlay
 from kvtop.draw.layout import Rect, layout
+from kvtop.draw.player import timeline_line
 from kvtop.draw.text import block, fit
 from kvtop.draw.view import Line, View
 from kvtop.model.snapshot import Snapshot
@@ -78,6 +80,11 @@ def _piece(
         return [fit(status.header(snap, view, rect.width), rect.width)]
     if name == "footer":
         return [fit(status.footer(snap, view, rect.width, keys), rect.width)]
+    if name == "diagnosis":
+        return [diagnosis_line(snap, view, rect.width)]
+    if name == "timeline":
+        line = timeline_line(view.player, rect.width, view.ascii) if view.player else ()
+        return [fit(line, rect.width)]
     part = _PARTS[name]
     # Without colours a half block says nothing: the map falls back to letters.
     shown = replace(view, ascii=True) if view.mono and name == "kv" else view

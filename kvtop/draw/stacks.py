@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from kvtop.draw.numbers import count, duration, percent, short
+from kvtop.draw.numbers import count, duration, percent, rate, short
 from kvtop.draw.pick import engine_of, greyed, is_old, now, old_line, source_of, why
-from kvtop.draw.text import Field, block, clip, fields, pad, safe, wrap
+from kvtop.draw.text import Field, block, cell_width, clip, fields, pad, safe, wrap
 from kvtop.draw.view import Line, View
+from kvtop.model.history import engine_key
 from kvtop.model.snapshot import Frame, Snapshot, SourceState, Stacks
 
 _ROLES = {"engine": "EngineCore", "worker": "Worker", "api": "API server"}
@@ -16,10 +17,12 @@ def _of_engine(snap: Snapshot, view: View) -> list[Stacks]:
     if engine is None:
         return []
     pids = [engine.pid, *engine.worker_pids, *engine.api_pids]
-    return sorted(
+    found = sorted(
         (stacks for stacks in snap.stacks if stacks.pid in pids),
         key=lambda stacks: pids.index(stacks.pid),
     )
+    # A role that nobody has any more hides nothing.
+    return [stacks for stacks in found if stacks.role == view.stacks_role] or found
 
 
 def title(snap: Snapshot, view: View, width: int) -> str:
@@ -30,6 +33,8 @@ def title(snap: Snapshot, view: View, width: int) -> str:
         role = safe(_ROLES.get(found[0].role, found[0].role), view.ascii)
         parts.append((1, ((f"{role} {found[0].pid}", ""),)))
         parts.append((2, ((f"py-spy {short(found[0].rate_hz)} Hz", ""),)))
+        if found[0].cost_ms is not None:
+            parts.append((4, ((f"{short(found[0].cost_ms)} ms CPU a sample", ""),)))
         if len(found) > 1:
             parts.append((3, ((f"and {len(found) - 1} more", ""),)))
     return clip("".join(text for text, _ in fields(parts, width)), width, view.ascii)
@@ -41,7 +46,9 @@ def stacks_panel(snap: Snapshot, view: View, width: int, height: int) -> list[Li
         return block([(("hidden, not sampling", "dim"),)], width, height)
     found = _of_engine(snap, view)
     source = source_of(snap, "stacks", engine_of(snap, view))
-    frames = [(stacks, frame) for stacks in found for frame in stacks.frames]
+    # A process that only waits says nothing while another one works.
+    shown = [stacks for stacks in found if not stacks.stalled] or found
+    frames = [(stacks, frame) for stacks in shown for frame in stacks.frames]
     if not frames:
         return block(_none(snap, view, width, bool(found)), width, height)
     frames.sort(key=lambda pair: (-_rank(pair[1].self_percent), -_rank(pair[1].total_percent)))
@@ -49,13 +56,14 @@ def stacks_panel(snap: Snapshot, view: View, width: int, height: int) -> list[Li
     old = is_old(source)
     if old:
         lines.append(((clip(old_line(source, snap, view), width, view.ascii), "warn"),))
+    lines += _balance(found, shown, snap, view, width)[: max(height - len(lines) - 3, 0)]
     lines.append(_heads(width))
     start = len(lines)
     offset = view.scroll.get("stacks", 0)
     room = max(height - start, 0)
     offset = max(0, min(offset, len(frames) - room))
     for stacks, frame in frames[offset : offset + room]:
-        role = "" if len(found) == 1 else f"{_ROLES.get(stacks.role, stacks.role)} {stacks.pid}"
+        role = "" if len(shown) == 1 else f"{_ROLES.get(stacks.role, stacks.role)} {stacks.pid}"
         lines.append(_row(frame, role, width, view.ascii))
     if old:
         lines = [lines[0], *greyed(lines[1:])]
@@ -72,6 +80,57 @@ def stacks_panel(snap: Snapshot, view: View, width: int, height: int) -> list[Li
 def _rank(value: float) -> float:
     # NaN would leave the order undefined.
     return value if value == value else -1.0  # noqa: PLR0124 - only NaN differs from itself
+
+
+def _balance(
+    found: list[Stacks], shown: list[Stacks], snap: Snapshot, view: View, width: int
+) -> list[Line]:
+    """What the time goes into, and what really happens to blocks: two lines, or one wide one."""
+    parts: list[Field] = []
+    if all(stacks.stalled for stacks in found):
+        parts.append((0, (("nothing runs; it waits here", "label"),)))
+    elif shown[0].split:
+        shares = sorted(shown[0].split.items(), key=lambda item: (-item[1], item[0]))
+        parts += [
+            (at, ((f" {name} {percent(share)} ", f"flame.{name}"),))
+            for at, (name, share) in enumerate(shares)
+        ]
+    rates = _rates(snap, view)
+    if not rates:
+        return [fields(parts, width, " ")] if parts else []
+    counted: list[Field] = [
+        (at, ((f"{name} ", "label"), (rate(value), "value")))
+        for at, (name, value) in enumerate(rates)
+    ]
+    sizes = [sum(cell_width(text) for text, _ in line) for _, line in (*parts, *counted)]
+    if parts and sum(sizes) + len(sizes) + 4 <= width:
+        between: Line = (("   ", ""),)
+        return [(*fields(parts, width, " "), *between, *fields(counted, width, " "))]
+    lines = [fields(parts, width, " ")] if parts else []
+    return [*lines, fields(counted, width)]
+
+
+_SERIES = (
+    ("alloc", "alloc_s"),
+    ("free", "freed_s"),
+    ("touch", "touched_s"),
+    ("evict", "evicted_s"),
+)
+_POINTS = 10
+"""Newest points that a rate is the mean of; one point alone jumps too much to be compared."""
+
+
+def _rates(snap: Snapshot, view: View) -> list[tuple[str, float | None]]:
+    """Blocks a second by the probe's counters; empty where there is no probe to count."""
+    engine = engine_of(snap, view)
+    if view.history is None or engine is None or engine.counters is None:
+        return []
+    out: list[tuple[str, float | None]] = []
+    for name, column in _SERIES:
+        values = view.history.series(engine_key(engine), column)[1][-_POINTS:]
+        known = [value for value in values if value is not None]
+        out.append((name, sum(known) / len(known) if known else None))
+    return out
 
 
 def _none(snap: Snapshot, view: View, width: int, sampled: bool) -> list[Line]:

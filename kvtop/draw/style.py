@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
+from kvtop.model import frames
 from kvtop.model.blocks import LETTERS, BlockState
 from kvtop.model.snapshot import Phase
 
@@ -44,6 +45,7 @@ class StyleSpec:
 
 
 _GREY = Colour(245, 7)
+_BLACK = Colour(16, 0)
 _WHITE = Colour(231, 15)
 _GREEN = Colour(71, 2)
 _CYAN = Colour(80, 14)
@@ -65,13 +67,17 @@ STATE_COLOURS = {
 
 LIT_LETTER = "L"
 """Letter of a block that is lit up, in `map:` styles."""
+FOUND_LETTER = "!"
+"""Letter of a block that a finding is about and whose state looks healthy, in `map:` styles."""
 NO_LETTER = "-"
 """Letter of a half cell without a block, in `map:` styles."""
 
 _LIT = _WHITE
+_FOUND = Colour(208, 13)
 _BY_LETTER: dict[str, Colour | None] = {
     **{letter: STATE_COLOURS[state] for state, letter in LETTERS.items()},
     LIT_LETTER: _LIT,
+    FOUND_LETTER: _FOUND,
     NO_LETTER: None,
 }
 
@@ -105,7 +111,28 @@ STYLES: dict[str, StyleSpec] = {
     "chart.axis": StyleSpec(fg=_GREY),
     "chart.util": StyleSpec(fg=_GREEN),
     "chart.mem": StyleSpec(fg=_MAGENTA),
+    **{
+        f"flame.{name}": StyleSpec(fg=_BLACK, bg=colour)
+        for name, colour in {
+            frames.SCHEDULE: Colour(74, 6),
+            frames.ALLOCATE: Colour(71, 2),
+            frames.FREE: Colour(116, 14),
+            frames.PREEMPT: Colour(176, 13),
+            frames.CONNECTOR: Colour(141, 5),
+            frames.ABORT: Colour(203, 9),
+            frames.SAMPLING: Colour(221, 11),
+            frames.MODEL: Colour(215, 3),
+            frames.WAIT: Colour(247, 7),
+            frames.OTHER: Colour(187, 7),
+            "grown": Colour(203, 9),
+            "shrunk": Colour(75, 12),
+            "same": Colour(250, 7),
+        }.items()
+    },
+    "flame.hit": StyleSpec(fg=_WHITE, bg=Colour(90, 5), bold=True, underline=True),
+    "flame.cursor": StyleSpec(reverse=True, bold=True),
     "map.lit": StyleSpec(fg=_LIT, bold=True, reverse=True),
+    "map.found": StyleSpec(fg=_FOUND, bold=True, underline=True),
     **{
         f"state.{state.name.lower()}": StyleSpec(
             fg=colour, bold=state in (BlockState.HELD, BlockState.GHOST)
@@ -132,8 +159,9 @@ def resolve(name: str) -> StyleSpec:
 
     `map:<upper><lower>` is a cell of the block map, drawn as an upper half block: the
     first letter gives the foreground, the second the background. The letters are
-    those of the block states, `L` (lit) and `-` (no block). A name that is not known
-    is the default style, so that a fault in a name never takes the screen down.
+    those of the block states, `L` (lit), `!` (in a finding) and `-` (no block). A name
+    that is not known is the default style, so that a fault in a name never takes the
+    screen down.
     """
     if name.startswith("map:") and len(name) == 6:
         return StyleSpec(fg=_BY_LETTER.get(name[4]), bg=_BY_LETTER.get(name[5]))

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from kvtop.model.blocks import BlockCounts
 from kvtop.model.detail import Detail
 from kvtop.model.history import History
+from kvtop.model.snapshot import Finding
 
-__all__ = ["Detail", "Dialog", "Line", "Run", "View"]
+__all__ = ["Baseline", "Detail", "Dialog", "Line", "Mark", "Player", "Run", "View"]
 
 Run = tuple[str, str]
 """Text and the name of its style in `draw.style.STYLES`."""
@@ -21,15 +23,63 @@ class Dialog:
     """Something drawn over the panels until it is answered or closed."""
 
     kind: str
-    """`help`, `sources` (drawn live from the snapshot), `message`, `confirm` or `input`."""
+    """`help`, `sources`, `findings`, `finding` (these three are drawn live), `message`,
+    `confirm` or `input`."""
     title: str
     """Title of its box."""
     lines: tuple[Line, ...] = ()
-    """What it says; longer lines are cut, more lines are scrolled."""
+    """What it says; longer lines are cut, more lines are scrolled. For `finding` what its
+    rule means, a paragraph a line; those are wrapped."""
     action: str = ""
     """What the answer is for; only `confirm` and `input` have one."""
     value: str = ""
     """Text typed so far; only `input` has one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A moment of a replay that is worth a look."""
+
+    time_s: float
+    """When."""
+    kind: str
+    """`marker`, `finding`, `preemption`, `restart`, or another kind that is not drawn."""
+    severity: str = ""
+    """Of a finding."""
+
+
+@dataclass(frozen=True, slots=True)
+class Player:
+    """Where a replay is."""
+
+    time_s: float
+    """The moment shown."""
+    first_s: float
+    """Begin of the session."""
+    last_s: float
+    """Its end, as far as it is written."""
+    playing: bool = True
+    """False: paused."""
+    speed: float = 1.0
+    """1 is as it was recorded."""
+    at_end: bool = False
+    """True: nothing comes after it (yet)."""
+    growing: bool = False
+    """True: the file is still being written."""
+    marks: tuple[Mark, ...] = ()
+    """What stands on the timeline."""
+    kind: str = "any"
+    """Kind of event that the keys jump to."""
+
+
+@dataclass(frozen=True, slots=True)
+class Baseline:
+    """A pinned moment."""
+
+    time_s: float
+    """When."""
+    counts: Mapping[str, BlockCounts] = field(default_factory=dict)
+    """Counts of the first pool, by `model.history.engine_key`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +110,8 @@ class View:
     """Blocks to light up on the map."""
     detail: Detail | None = None
     """Request detail that is open. None: closed."""
+    stacks_role: str = ""
+    """Role of the only process whose frames are shown. Empty: all of them."""
     stacks_on: bool = True
     """False: the top-frames panel is hidden and nothing is sampled."""
     paused: bool = False
@@ -78,3 +130,15 @@ class View:
     """True: the terminal shows no colours, so block states are drawn as letters."""
     dialog: Dialog | None = None
     """What is drawn over the panels. None: nothing."""
+    findings: tuple[Finding, ...] = ()
+    """What holds at the snapshot on screen, in the order of the judge. Empty: not judged yet."""
+    finding_key: str = ""
+    """`draw.findings.key_of` of the finding under the cursor of their list."""
+    finding: Finding | None = None
+    """The finding that is open, as it was when it was opened. None: none is."""
+    recording: str = ""
+    """For the header while a session is recorded, for example `REC 1.2 MiB`. Empty: none is."""
+    player: Player | None = None
+    """Where the replay is. None: this is live."""
+    baseline: Baseline | None = None
+    """The pinned moment. None: none is."""

@@ -4,6 +4,10 @@ vLLM gives a plugin no handle on its objects, and freezes the garbage collector'
 (0.32), so the frames are walked: the engine core's main thread runs a method of it, the
 API server's event loop has a task that reads its output processor, a worker's main thread
 runs a method of the worker.
+
+Frames lead to objects of anybody's. None of their code is run: attributes are read from
+instance dictionaries, past properties, `__getattr__` and lazy modules, and classes are told
+by `type`.
 """
 
 from __future__ import annotations
@@ -14,10 +18,8 @@ import inspect
 import sys
 import threading
 from collections.abc import Iterator
-from types import FrameType
+from types import CoroutineType, FrameType, GetSetDescriptorType, ModuleType
 from typing import Any
-
-from kvtop.probe.facts import path
 
 MAX_FRAMES = 200
 """Frames looked at in one thread."""
@@ -43,12 +45,48 @@ def forget() -> None:
     _inherited.clear()
 
 
+_bases = type.__dict__["__mro__"].__get__
+_namespace = type.__dict__["__dict__"].__get__
+# What `type` says of a class, whatever its metaclass says.
+
+
+def own(obj: Any) -> dict[str, Any]:
+    """The instance dictionary of an object, found without running code of its class."""
+    kind = type(obj)
+    if issubclass(kind, (ModuleType, type)):
+        return {}
+    for base in _bases(kind):
+        entry = _namespace(base).get("__dict__")
+        if entry is not None:
+            if type(entry) is not GetSetDescriptorType:
+                return {}
+            found = entry.__get__(obj)
+            return found if type(found) is dict else {}
+    return {}
+
+
+def path(obj: Any, *names: str) -> Any:
+    """Follows instance attributes; None as soon as one is absent."""
+    for name in names:
+        obj = own(obj).get(name)
+        if obj is None:
+            return None
+    return obj
+
+
+def _is_dict(obj: Any) -> bool:
+    return issubclass(type(obj), dict)
+
+
 def _locals(frame: FrameType) -> dict[str, Any]:
     """The interesting local variables of a frame, keeping nothing else of it alive."""
     code = frame.f_code
     if not code.co_flags & inspect.CO_OPTIMIZED:
-        # A module: its locals are its namespace.
-        return {n: frame.f_locals[n] for n in NAMES if n in frame.f_locals}
+        # A module: its locals are its namespace. A class body may have anything there.
+        names_here = frame.f_locals
+        if type(names_here) is not dict:
+            return {}
+        return {n: names_here[n] for n in NAMES if n in names_here}
     names = [n for n in NAMES if n in code.co_varnames or n in code.co_freevars]
     if not names:
         return {}
@@ -80,18 +118,20 @@ def _candidates() -> Iterator[Any]:
 
 def engine_in(obj: Any) -> Any:
     """The engine core that an object is or leads to; None: none with a block pool yet."""
-    for names in ((), ("engine_core",), ("engine_core", "engine_core"), ("llm_engine",)):
-        target = path(obj, *names) if names else obj
-        if names == ("llm_engine",):
-            target = path(target, "engine_core", "engine_core")
+    for names in (
+        (),
+        ("engine_core",),
+        ("engine_core",) * 2,
+        ("llm_engine", *("engine_core",) * 2),
+    ):
+        target = path(obj, *names)
         scheduler = path(target, "scheduler")
         manager = path(scheduler, "kv_cache_manager")
-        if manager is None or not isinstance(path(scheduler, "requests"), dict):
+        if manager is None or not _is_dict(path(scheduler, "requests")):
             continue
-        if path(manager, "block_pool", "blocks") or path(
-            manager, "coordinator", "block_pool", "blocks"
-        ):
-            return target
+        for pool in (path(manager, "block_pool"), path(manager, "coordinator", "block_pool")):
+            if own(pool).get("blocks"):
+                return target
     return None
 
 
@@ -111,22 +151,25 @@ def find_engine_by_gc() -> Any:
     if not isinstance(kind, type):
         return None
     for obj in gc.get_objects():
-        if isinstance(obj, kind) and engine_in(obj) is not None:
+        if issubclass(type(obj), kind) and engine_in(obj) is not None:
             return obj
     return None
 
 
 def _output_processor(obj: Any) -> Any:
-    """The output processor that an object is, or has beside its client of an engine core.
+    """The output processor that an object has beside its client of an engine core.
 
     Without that client it is still being built, and may turn out to hold the engine itself
-    (an in-process `LLM`).
+    (an in-process `LLM`). A client that has an engine core in this process is no front end.
     """
-    for owner in (obj, path(obj, "engine")):
+    for owner in (obj, path(obj, "engine"), path(obj, "llm_engine")):
         processor = path(owner, "output_processor")
-        if isinstance(path(processor, "request_states"), dict) and path(owner, "engine_core"):
+        client = path(owner, "engine_core")
+        if client is None or path(client, "engine_core") is not None:
+            continue
+        if _is_dict(path(processor, "request_states")):
             return processor
-    return obj if isinstance(path(obj, "request_states"), dict) else None
+    return None
 
 
 def find_front_end() -> Any:
@@ -136,24 +179,27 @@ def find_front_end() -> Any:
         processor = _output_processor(obj)
         if processor is not None:
             return processor
-        loop = path(obj, "_loop")
-        if loop is not None and hasattr(loop, "run_until_complete"):
-            loops.append(loop)
-        elif hasattr(obj, "run_until_complete"):
-            loops.append(obj)
+        for loop in (obj, path(obj, "_loop")):
+            if issubclass(type(loop), asyncio.AbstractEventLoop):
+                loops.append(loop)
     for loop in loops:
         try:
             tasks = asyncio.all_tasks(loop)
         except RuntimeError:
             continue  # Changed while it was copied; looked at again soon.
         for task in tasks:
-            frame = getattr(task.get_coro(), "cr_frame", None)
+            coroutine = task.get_coro()
+            frame = coroutine.cr_frame if type(coroutine) is CoroutineType else None
             if frame is None:
                 continue
             for value in _locals(frame).values():
                 processor = _output_processor(value)
                 if processor is not None:
                     return processor
+                # Only an asynchronous front end reads it in a task, and its engine core is
+                # always in another process.
+                if _is_dict(path(value, "request_states")):
+                    return value
     return None
 
 
@@ -164,9 +210,11 @@ def find_worker() -> Any:
     """
     found = None
     for obj in _candidates():
-        if type(obj).__module__.startswith(ENGINE_MODULES):
+        module = _namespace(type(obj)).get("__module__")
+        if type(module) is str and module.startswith(ENGINE_MODULES):
             return None
         for candidate in (obj, path(obj, "worker"), path(obj, "worker", "worker")):
-            if path(candidate, "model_runner") is not None and hasattr(candidate, "rank"):
-                found = found or candidate
+            attributes = own(candidate)
+            if attributes.get("model_runner") is not None and "rank" in attributes:
+                found = candidate if found is None else found
     return found

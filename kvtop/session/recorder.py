@@ -6,6 +6,7 @@ import queue
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from datetime import datetime, timezone
 from pathlib import Path
 
 from kvtop.errors import KvtopError
@@ -18,6 +19,11 @@ QUEUE = 16
 """Snapshots that may wait for the disk; more are dropped and counted."""
 TRIM_EVERY = 15
 """Ticks between two clean-ups of a ring."""
+
+
+def default_name(now_s: float) -> str:
+    """`kvtop-20250131T120000Z.kvtop` for a moment in Unix seconds."""
+    return f"kvtop-{datetime.fromtimestamp(now_s, timezone.utc):%Y%m%dT%H%M%SZ}.kvtop"
 
 
 @dataclass(frozen=True, slots=True)

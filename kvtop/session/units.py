@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
-from datetime import datetime, timedelta, timezone
+from datetime import datetime, timedelta, timezone, tzinfo
 
 from kvtop.errors import UsageError
 
@@ -57,12 +57,17 @@ class Span:
     """Time of the last tick."""
 
 
-def parse_moment(text: str, span: Span) -> float:
+def parse_moment(text: str, span: Span, zone: tzinfo | None = timezone.utc) -> float:
     """Unix seconds of a typed moment.
 
     Understood: `50%`; `+90s` after the start; `-30s` before the end; `12:04` or `12:04:51`
-    (UTC, the first such time in the session, else the nearest); a full ISO 8601 date and
-    time (UTC unless it says otherwise); Unix seconds.
+    (the first such time in the session, else the nearest); a full ISO 8601 date and time;
+    Unix seconds.
+
+    Args:
+        text: What was typed.
+        span: The session.
+        zone: Of times that do not name one. None: the machine's own.
 
     Raises:
         UsageError: None of these.
@@ -78,24 +83,24 @@ def parse_moment(text: str, span: Span) -> float:
         elif text.startswith("-"):
             return span.last_s - parse_duration(text[1:])
         elif clock := _CLOCK.fullmatch(text):
-            return _clock_time(clock, span)
+            return _clock_time(clock, span, zone)
         elif re.fullmatch(r"\d+(\.\d+)?", text):
             return float(text)
         else:
             moment = datetime.fromisoformat(re.sub("[Zz]$", "+00:00", text))
             if moment.tzinfo is None:
-                moment = moment.replace(tzinfo=timezone.utc)
+                moment = moment.replace(tzinfo=zone)
             return moment.timestamp()
     except (ValueError, OverflowError):
         pass
     raise UsageError(f"'{text}' is not a moment", "write for example 12:04:51, 50%, +90s or -30s")
 
 
-def _clock_time(clock: re.Match[str], span: Span) -> float:
+def _clock_time(clock: re.Match[str], span: Span, zone: tzinfo | None) -> float:
     hour, minute, second = int(clock.group(1)), int(clock.group(2)), float(clock.group(3) or 0)
     if hour > 23 or minute > 59 or second >= 60:
         raise ValueError(clock.group(0))
-    day = datetime.fromtimestamp(span.first_s, timezone.utc).replace(
+    day = datetime.fromtimestamp(span.first_s, zone).replace(
         hour=0, minute=0, second=0, microsecond=0
     )
     offset = hour * 3600 + minute * 60 + second

@@ -5,11 +5,18 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from kvtop.model.snapshot import Stacks
 from kvtop.sources.base import SourceError
 from kvtop.sources.stacks_parse import Dump, parse_dump, stacks_of
-from kvtop.sources.stacks_spy import GoneError, TransientError, dump, find_py_spy
+from kvtop.sources.stacks_spy import (
+    GoneError,
+    TransientError,
+    children_cpu_s,
+    dump,
+    find_py_spy,
+)
 
 WINDOW = 60
 """Dumps kept of each process."""
@@ -120,9 +127,12 @@ class StacksSource:
     async def _dump(self, py_spy: str, pid: int) -> Dump:
         """One dump; a run that the process outran is made again at once."""
         started = time.monotonic()
+        cpu = children_cpu_s()
         for left in reversed(range(TRIES)):
             try:
-                return parse_dump(await dump(py_spy, pid, RUN_DEADLINE_S), self._clock())
+                taken = parse_dump(await dump(py_spy, pid, RUN_DEADLINE_S), self._clock())
+                # Runs that failed before it are part of what it has cost.
+                return replace(taken, cost_s=children_cpu_s() - cpu)
             except TransientError:
                 if left == 0 or time.monotonic() - started > RUN_DEADLINE_S / 2:
                     raise

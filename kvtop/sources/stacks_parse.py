@@ -7,10 +7,12 @@ Format: `py-spy dump --json` of py-spy 0.4: a list of threads, each with `thread
 from __future__ import annotations
 
 import json
+import statistics
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from kvtop.model.frames import CATEGORIES, WAIT, stack_category
 from kvtop.model.snapshot import Frame, Stacks
 
 MAX_FRAMES = 60
@@ -55,6 +57,8 @@ class Dump:
     """Unix time."""
     threads: tuple[ThreadStack, ...]
     """In py-spy's order."""
+    cost_s: float | None = None
+    """CPU time that py-spy took for it. None: not measured."""
 
 
 def parse_dump(text: bytes | str, time_s: float) -> Dump:
@@ -92,33 +96,51 @@ def parse_dump(text: bytes | str, time_s: float) -> Dump:
     return Dump(time_s, tuple(threads))
 
 
-def chosen(dump: Dump) -> tuple[ThreadStack, ...]:
-    """The threads of a dump that count: the active ones.
+def active(dump: Dump) -> tuple[ThreadStack, ...]:
+    """The threads of a dump that ran; maybe none."""
+    return tuple(
+        thread for thread in dump.threads if thread.calls and (thread.active or thread.owns_gil)
+    )
 
-    Where none is active, the main thread: a process that waits or hangs shows where. Where
-    there is no main thread, all of them.
-    """
+
+def waiting(dump: Dump) -> tuple[ThreadStack, ...]:
+    """Where a process waits: its main thread, or all threads where there is none by that name."""
     with_calls = tuple(thread for thread in dump.threads if thread.calls)
-    active = tuple(thread for thread in with_calls if thread.active or thread.owns_gil)
-    if active:
-        return active
     main = tuple(thread for thread in with_calls if thread.thread == MAIN)
     return main or with_calls
+
+
+def category_split(dumps: Sequence[Dump]) -> dict[str, float]:
+    """Share of each category in a window, 0-100, adding up to 100; empty for no dumps.
+
+    Each active thread of a dump counts once; a dump without one counts once as `wait`.
+    """
+    counts: Counter[str] = Counter()
+    for dump in dumps:
+        threads = active(dump)
+        for thread in threads:
+            counts[stack_category((call.function, call.file) for call in thread.calls)] += 1
+        if not threads:
+            counts[WAIT] += 1
+    total = sum(counts.values())
+    return {name: 100.0 * counts[name] / total for name in CATEGORIES if counts[name]}
 
 
 def top_frames(dumps: Sequence[Dump], limit: int = MAX_FRAMES) -> tuple[Frame, ...]:
     """Functions by their share of the dumps, hottest first.
 
-    A function counts once a dump and thread name, recursion included; shares of
-    different threads can add up to more than 100.
+    Threads that wait are left out, unless no thread was active in the whole window: then it
+    shows where the process hangs. A function counts once a dump and thread name, recursion
+    included; shares of different threads can add up to more than 100.
     """
     inner: Counter[tuple[str, str, str]] = Counter()
     total: Counter[tuple[str, str, str]] = Counter()
     lines: dict[tuple[str, str, str], Counter[int]] = {}
+    threads_of = active if any(active(dump) for dump in dumps) else waiting
     for dump in dumps:
         inner_here: set[tuple[str, str, str]] = set()
         total_here: set[tuple[str, str, str]] = set()
-        for thread in chosen(dump):
+        for thread in threads_of(dump):
             for depth, call in enumerate(thread.calls):
                 key = (call.function, call.file, thread.thread)
                 if depth == 0:
@@ -148,6 +170,8 @@ def stacks_of(pid: int, role: str, dumps: Sequence[Dump]) -> Stacks | None:
     """Top frames of a window of dumps, oldest first; None for an empty window."""
     if not dumps:
         return None
+    # The median: a capture that ends meanwhile is counted into one of them.
+    costs = [dump.cost_s for dump in dumps if dump.cost_s is not None]
     span_s = max(0.0, dumps[-1].time_s - dumps[0].time_s)
     return Stacks(
         pid=pid,
@@ -157,4 +181,7 @@ def stacks_of(pid: int, role: str, dumps: Sequence[Dump]) -> Stacks | None:
         rate_hz=(len(dumps) - 1) / span_s if span_s > 0 else 0.0,
         frames=top_frames(dumps),
         time_s=dumps[-1].time_s,
+        split=category_split(dumps),
+        cost_ms=1000.0 * statistics.median(costs) if costs else None,
+        stalled=not any(active(dump) for dump in dumps),
     )

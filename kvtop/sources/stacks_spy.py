@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import resource
 import shutil
+import signal
 import sys
 from pathlib import Path
 
@@ -32,6 +34,12 @@ def find_py_spy() -> str | None:
     if os.access(beside, os.X_OK):
         return str(beside)
     return shutil.which("py-spy")
+
+
+def children_cpu_s() -> float:
+    """CPU time of all ended and collected child processes of this one so far, seconds."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
 
 
 async def dump(py_spy: str, pid: int, deadline_s: float) -> bytes:
@@ -81,13 +89,37 @@ async def dump(py_spy: str, pid: int, deadline_s: float) -> bytes:
 async def _reap(child: asyncio.subprocess.Process) -> None:
     """Ends the child and collects it, also while this task is being cancelled."""
     if child.returncode is None:
-        with contextlib.suppress(ProcessLookupError):
-            child.kill()
+        signal_child(child, signal.SIGKILL)
         # After SIGKILL this takes no time; the loop's watcher collects it in any case.
         await asyncio.wait({asyncio.ensure_future(child.wait())}, timeout=1.0)
+    release(child)
+
+
+def signal_child(child: asyncio.subprocess.Process, number: int) -> None:
+    """Signal a child that has not been collected yet.
+
+    Not by asyncio's own methods: those collect a child that has just ended behind the back
+    of asyncio, which then reports it on stderr and loses its exit status.
+    """
+    if child.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(child.pid, number)
+
+
+def release(child: asyncio.subprocess.Process) -> None:
+    """Close what asyncio holds for a child, as soon as the child has been collected.
+
+    Before that, closing would let `subprocess` collect it behind asyncio's back, which
+    asyncio reports on stderr.
+    """
     transport = getattr(child, "_transport", None)
-    if transport is not None:
+    if transport is None:
+        return
+    if child.returncode is not None:
         transport.close()
+        return
+    waiting = asyncio.ensure_future(child.wait())
+    waiting.add_done_callback(lambda _: transport.close())
 
 
 def explain(err: str, pid: int, *, exists: bool) -> Exception:
@@ -100,7 +132,12 @@ def explain(err: str, pid: int, *, exists: bool) -> Exception:
     """
     if not exists or "os error 3)" in err or "No such process" in err:
         return GoneError(f"process {pid} is gone")
-    if "os error 1)" in err or "os error 13)" in err or "ermission denied" in err:
+    if (
+        "Permission Denied: Try running" in err
+        or "os error 1)" in err
+        or "os error 13)" in err
+        or "ermission denied" in err
+    ):
         return SourceError(f"py-spy may not read process {pid}", NO_PTRACE_REMEDY)
     if "python version" in err or "python interpreter" in err or "libpython" in err:
         return SourceError(

@@ -6,9 +6,9 @@ import asyncio
 import contextlib
 import gc
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from textual import events
 from textual.app import App, ComposeResult
@@ -18,36 +18,30 @@ from textual.screen import Screen
 from kvtop.draw.ansi import Colours
 from kvtop.draw.pick import engine_of
 from kvtop.draw.screen import screen as draw_screen
-from kvtop.draw.view import Line, View
+from kvtop.draw.view import Dialog, Line, View
 from kvtop.errors import ExitCode
 from kvtop.model.history import History
-from kvtop.model.snapshot import Engine, Snapshot
+from kvtop.model.snapshot import Engine, Finding, Snapshot
 from kvtop.ui import effects
+from kvtop.ui.attaching import Attaching
 from kvtop.ui.canvas import Canvas
 from kvtop.ui.controller import press
+from kvtop.ui.desk import Desk
 from kvtop.ui.driver import TerminalDriver
-from kvtop.ui.feed import Feed
+from kvtop.ui.feed import Feed, just_begun, numbers_only
+from kvtop.ui.flame_screen import Flames
 from kvtop.ui.keys import footer_keys, name_of
 from kvtop.ui.mouse import click, wheel
-from kvtop.ui.moves import Here, settle
+from kvtop.ui.moves import Here, rects, settle
+
+if TYPE_CHECKING:
+    # Only a replay has one: the live screen need not wait for its modules.
+    from kvtop.ui.deck import Deck
 
 _MOST_MISSED = 3600
 """Snapshots kept for the charts during a pause; older ones are dropped."""
 _BUSY_PAUSE_S = 0.05
 """Pause before a terminal that has not taken the last frame is looked at again."""
-
-
-def _numbers_only(snapshot: Snapshot) -> Snapshot:
-    """A snapshot without what charts do not need, so that a long pause costs little memory."""
-    engines = tuple(
-        replace(
-            engine,
-            requests=None,
-            pools=tuple(replace(p, states=None, refs=None, tables=None) for p in engine.pools),
-        )
-        for engine in snapshot.engines
-    )
-    return replace(snapshot, engines=engines, stacks=(), sources=())
 
 
 class _Main(Screen[None], inherit_bindings=False):
@@ -66,6 +60,9 @@ class KvtopApp(App[int], inherit_bindings=False):
         colours: What the terminal can show.
         driver_class: The terminal. None: Textual's own (tests).
         there: Lines that the terminal shows already, painted before Textual was there.
+        desk: Judges and records what comes. None: nothing does.
+        deck: The player, when `feed` is a replay. None: this is live.
+        attach_first: Put the probe into every engine that has none, once, without a question.
     """
 
     ENABLE_COMMAND_PALETTE = False
@@ -81,12 +78,25 @@ class KvtopApp(App[int], inherit_bindings=False):
         colours: Colours = Colours.FULL,
         driver_class: type[Driver] | None = None,
         there: Sequence[Line] = (),
+        *,
+        desk: Desk | None = None,
+        deck: Deck | None = None,
+        attach_first: bool = False,
     ) -> None:
         super().__init__(driver_class=driver_class, ansi_color=True)
+        self.desk = desk or Desk()
+        """What goes on beside the screen."""
+        self.flames = Flames(self, view.ascii)
+        """Flame graphs and their viewer."""
+        self._deck = deck
+        self._attaching = Attaching(self._start, self._say, self._show_dialog, first=attach_first)
         self._feed = feed
         self._history = History() if view.history is None else view.history
         self.view = replace(view, history=self._history)
         """What the user chose."""
+        self._sampling = view.stacks_on
+        self.notes: list[str] = []
+        """What to say in the shell after the screen, one plain line each."""
         self.fault: BaseException | None = None
         """What ended the app, when it was not the user."""
         self._newest = first
@@ -97,7 +107,8 @@ class KvtopApp(App[int], inherit_bindings=False):
         self._wake = asyncio.Event()
         self._detail_task: asyncio.Task[None] | None = None
         self._tasks: list[asyncio.Task[None]] = []
-        if first is not None:
+        self._findings: tuple[Finding, ...] = ()
+        if first is not None and deck is None:
             self._history.append(first)
 
     # Textual's side.
@@ -121,6 +132,8 @@ class KvtopApp(App[int], inherit_bindings=False):
         gc.freeze()
         self._start(self._follow())
         self._start(self._draw_when_new())
+        if self._deck is not None:
+            self._start(self._deck.work(self._draw))
 
     def on_key(self, event: events.Key) -> None:
         """Do what the key says."""
@@ -128,11 +141,19 @@ class KvtopApp(App[int], inherit_bindings=False):
         event.prevent_default()
         key = name_of(event.key, event.character)
         size = self._cells()
+        if self.flames.is_open and key not in ("ctrl+c", "f10", "ctrl+l", "ctrl+z"):
+            self.flames.press(key, event.character, size)
+            self._draw()
+            return
         self._apply(press(self.view, key, self._shown, size, event.character))
 
     def on_mouse_down(self, event: events.MouseDown) -> None:
         """Focus and select."""
         at = (event.screen_x, event.screen_y)
+        if self.flames.is_open:
+            self.flames.click(at, self._cells())
+            self._draw()
+            return
         self._apply(click(self.view, at, self._shown, self._cells()))
 
     def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
@@ -148,9 +169,15 @@ class KvtopApp(App[int], inherit_bindings=False):
         for task in (*self._tasks, self._detail_task):
             if task is not None:
                 task.cancel()
+        if self._deck is not None:
+            self._deck.close()
 
     def _wheel(self, event: events.MouseEvent, rows: int) -> None:
         at = (event.screen_x, event.screen_y)
+        if self.flames.is_open:
+            self.flames.wheel(rows, self._cells())
+            self._draw()
+            return
         self._apply(wheel(self.view, at, rows, self._shown, self._cells()))
 
     def _cells(self) -> tuple[int, int]:
@@ -196,19 +223,35 @@ class KvtopApp(App[int], inherit_bindings=False):
     async def _follow(self) -> None:
         """Take every snapshot into the history, and keep only the newest to draw."""
         async for snapshot in self._feed.snapshots():
-            self._newest = snapshot
-            if self.view.paused:
-                # The charts are frozen with the rest of the screen.
-                self._missed.append(_numbers_only(snapshot))
+            if self._deck is not None:
+                self._newest = snapshot
+                self._deck.moved()
+            elif self._shown is not None and just_begun(snapshot):
+                # The first frame knows more than a stream that has not looked yet.
+                continue
             else:
-                self._history.append(snapshot)
+                self._take(snapshot)
+                self.flames.judged(self._findings, snapshot.mono_s)
+                if self.view.paused:
+                    # The charts are frozen with the rest of the screen.
+                    self._missed.append(numbers_only(snapshot))
+                else:
+                    self._history.append(snapshot)
+                self._attaching.look(snapshot)
             self._wake.set()
+
+    def _take(self, snapshot: Snapshot) -> None:
+        """Judge and record a live snapshot, shown or not."""
+        self._newest = self.desk.take(snapshot)
+        self._findings = self.desk.findings
 
     async def _draw_when_new(self) -> None:
         while True:
             await self._wake.wait()
             self._wake.clear()
             await self._terminal_ready()
+            for message in self.desk.messages():
+                self._say(message)
             if self.view.paused:
                 continue
             self._show_newest()
@@ -218,6 +261,7 @@ class KvtopApp(App[int], inherit_bindings=False):
     def _show_newest(self) -> None:
         before, self._shown = self._shown, self._newest
         self.view = settle(self.view, before, Here(self._shown, self._cells()))
+        self.view = replace(self.view, findings=self._findings)
 
     def _go_on(self) -> None:
         """After a pause: what was missed goes into the charts, the newest on the screen."""
@@ -241,10 +285,30 @@ class KvtopApp(App[int], inherit_bindings=False):
 
     def _draw(self) -> None:
         width, height = self._cells()
+        self._sample_what_is_seen()
         if self._shown is not None:
-            self.view = replace(self.view, now_s=self._shown.time_s)
+            self.view = replace(self.view, now_s=self._shown.time_s, recording=self.desk.recording)
+        if self._deck is not None:
+            self.view = replace(
+                self.view,
+                player=self._deck.player(),
+                history=self._deck.history,
+                findings=self._deck.findings,
+            )
+        if self.flames.is_open:
+            self.canvas.show(self.flames.lines(width, height), self._terminal)
+            return
         lines = draw_screen(self._shown, self.view, width, height, footer_keys(self.view))
         self.canvas.show(lines, self._terminal)
+
+    def _sample_what_is_seen(self) -> None:
+        """Frames are sampled only while they are on screen, or written down."""
+        there = "stacks" in rects(self.view, Here(self._shown, self._cells()))
+        seen = self.desk.writes or (there and not self.flames.is_open)
+        wanted = self.view.stacks_on and seen
+        if wanted != self._sampling:
+            self._sampling = wanted
+            self._feed.set_visible(stacks=wanted)
 
     # Keys.
 
@@ -266,12 +330,76 @@ class KvtopApp(App[int], inherit_bindings=False):
                 self.canvas.forget()
             case effects.SetInterval(seconds):
                 self._feed.set_interval(seconds)
-            case effects.SetStacks(visible):
-                self._feed.set_visible(stacks=visible)
+            case effects.SetStacks():
+                # The next drawing looks at what is on screen then.
+                pass
             case effects.FetchDetail(engine, request_id):
                 self._fetch(engine, request_id)
+            case effects.Record():
+                now = self._newest.time_s if self._newest is not None else 0.0
+                self._start(self._tell(self.desk.toggle(now, self.view.interval_s)))
+            case effects.WriteBlackBox():
+                self._message(self.desk.write_blackbox())
+            case effects.Flame("capture"):
+                self.flames.toggle(self._engine_pid())
+            case effects.Flame():
+                self.flames.open()
+            case effects.Play():
+                self._message(self._deck.control(effect) if self._deck else "")
+            case effects.Answer("marker", note):
+                now = self._newest.time_s if self._newest is not None else 0.0
+                self._message(self.desk.mark(now, note))
+            case effects.Answer("seek", text):
+                self._message(self._deck.seek(text) if self._deck else "")
+            case effects.Answer(action, _) if action.startswith("attach "):
+                self._attaching.put(int(action.removeprefix("attach ")))
             case _:
                 pass
+
+    def _message(self, text: str) -> None:
+        self.view = replace(self.view, message=text)
+
+    def _say(self, text: str) -> None:
+        """Show a message that comes by itself."""
+        self._message(text)
+        self._draw()
+
+    async def _tell(self, work: Awaitable[str]) -> None:
+        """Show what something says that takes its time."""
+        self._say(await work)
+
+    def _show_dialog(self, dialog: Dialog) -> None:
+        """Show a dialog that comes by itself, unless the user is in one."""
+        if self.view.dialog is None:
+            self.view = replace(self.view, dialog=dialog)
+            self._draw()
+
+    # Flame graphs: what `Flames` asks of its owner.
+
+    def _engine_pid(self) -> int | None:
+        engine = engine_of(self._shown, self.view) if self._shown is not None else None
+        return engine.pid if engine is not None and engine.alive else None
+
+    def flame_says(self, text: str) -> None:
+        """Show a message in the footer."""
+        self._say(text)
+
+    def flame_changed(self) -> None:
+        """The viewer has something new to show."""
+        self._draw()
+
+    def flame_written(self, path: str) -> None:
+        """A running recording says where the flame graph of this moment is."""
+        if self.desk.recording and self._newest is not None:
+            self.desk.mark(self._newest.time_s, f"flame graph {path}")
+
+    def flame_closed(self) -> None:
+        """There was only a flame graph to look at."""
+        self.exit(0)
+
+    def flame_failed(self, error: BaseException) -> None:
+        """A fault of kvtop's own."""
+        self.fail(error)
 
     def _refresh_detail(self) -> None:
         """Keep an open request's block table as fresh as the rest of the screen."""
@@ -293,6 +421,7 @@ class KvtopApp(App[int], inherit_bindings=False):
         open_now = self.view.detail
         if open_now is None or open_now.request_id != request_id or self.view.paused:
             return
+        self.desk.detail(engine.pid, detail)
         if detail.error and open_now.tables and not self._is_known(request_id):
             # Its last table stays on screen, which says that the request is gone.
             detail = open_now
@@ -307,6 +436,7 @@ class KvtopApp(App[int], inherit_bindings=False):
         return any(row.id == request_id for row in (engine.requests if engine else None) or ())
 
     async def close_feed(self, seconds: float) -> None:
-        """Close the feed; a source that hangs is left behind."""
+        """Close the feed, and end a capture; a source that hangs is left behind."""
+        await self.flames.close()
         with contextlib.suppress(Exception):
             await asyncio.wait_for(self._feed.close(), seconds)

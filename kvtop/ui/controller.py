@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from kvtop.draw.dialog import dialog_page, dialog_rect
+from kvtop.draw.dialog import dialog_page, dialog_rect, finding_lines
 from kvtop.draw.layout import focusable
 from kvtop.draw.pick import engine_of
 from kvtop.draw.requests import COLUMNS
@@ -19,6 +19,7 @@ from kvtop.model.snapshot import Snapshot
 from kvtop.ui.effects import (
     Answer,
     FetchDetail,
+    Play,
     Quit,
     Redraw,
     Result,
@@ -26,8 +27,11 @@ from kvtop.ui.effects import (
     SetStacks,
     Suspend,
 )
+from kvtop.ui.flame_keys import ACTIONS as FLAME_ACTIONS
 from kvtop.ui.keys import action_of, help_lines
 from kvtop.ui.moves import STEPS, Here, at, chosen, move_panel, scrolled
+from kvtop.ui.session_keys import ACTIONS as SESSION_ACTIONS
+from kvtop.ui.session_keys import in_findings
 
 INTERVALS_S = (0.25, 0.5, 1.0, 2.0, 5.0, 10.0)
 """The steps that + and - go through."""
@@ -106,13 +110,18 @@ def _in_dialog(view: View, dialog: Dialog, key: str, here: Here, character: str 
             return closed, Answer(dialog.action, "")
         return (closed, None) if key in ("n", "q", "escape") else (view, None)
     action = action_of(key)
-    if action in ("back", "quit", "help", "sources", "open"):
+    if dialog.kind == "findings" and (result := in_findings(view, action, here)) is not None:
+        return result
+    if action in ("back", "quit", "help", "sources", "findings", "open"):
         return closed, None
     if action in STEPS:
         page = dialog_page(dialog, *here.size)
         lines = len(dialog.lines)
         if dialog.kind == "sources":
             lines = _source_lines(view, dialog, here)
+        elif dialog.kind == "finding" and here.snap is not None:
+            inner = max(dialog_rect(dialog, *here.size).width - 4, 0)
+            lines = len(finding_lines(here.snap, view, inner))
         return scrolled(view, _scroll_key(dialog), STEPS[action], page, lines), None
     return view, None
 
@@ -182,6 +191,8 @@ def _back(view: View, _here: Here) -> Result:
         return replace(view, zoom=False), None
     if view.detail is not None:
         return replace(view, detail=None, lit_blocks=frozenset()), None
+    if view.lit_blocks:
+        return replace(view, lit_blocks=frozenset()), None
     if view.search:
         return replace(view, search="", scroll=at(view, "requests", 0)), None
     return view, None
@@ -253,14 +264,20 @@ def _stacks(view: View, _here: Here) -> Result:
 
 
 def _pause(view: View, _here: Here) -> Result:
+    if view.player is not None:
+        return view, Play("toggle")
     return replace(view, paused=not view.paused), None
 
 
 def _faster(view: View, _here: Here) -> Result:
+    if view.player is not None:
+        return view, Play("faster")
     return _interval(view, max((s for s in INTERVALS_S if s < view.interval_s), default=None))
 
 
 def _slower(view: View, _here: Here) -> Result:
+    if view.player is not None:
+        return view, Play("slower")
     return _interval(view, min((s for s in INTERVALS_S if s > view.interval_s), default=None))
 
 
@@ -304,5 +321,7 @@ ACTIONS: dict[str, Callable[[View, Here], Result]] = {
     "redraw": _redraw,
     "suspend": _suspend,
     "quit": _quit,
+    **SESSION_ACTIONS,
+    **FLAME_ACTIONS,
 }
 """What each action of `ui.keys` does."""

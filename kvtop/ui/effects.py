@@ -59,6 +59,47 @@ class Answer:
     """What was typed; empty for a question."""
 
 
-Effect = Quit | Suspend | Redraw | SetInterval | SetStacks | FetchDetail | Answer
+@dataclass(frozen=True, slots=True)
+class Record:
+    """Start a recording, or end the one that runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class WriteBlackBox:
+    """Write the black box out now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Play:
+    """Do something with the replay."""
+
+    what: str
+    """`toggle`, `faster`, `slower`, `step` (by `number` ticks), `event` (the next or the one
+    before, by the sign of `number`) or `kind` (the next kind of event to jump to)."""
+    number: int = 0
+    """See `what`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Flame:
+    """Do something with flame graphs."""
+
+    what: str
+    """`capture` (start one, or cancel the one that runs) or `view` (open the last one)."""
+
+
+Effect = (
+    Quit
+    | Suspend
+    | Redraw
+    | SetInterval
+    | SetStacks
+    | FetchDetail
+    | Answer
+    | Record
+    | WriteBlackBox
+    | Play
+    | Flame
+)
 Result = tuple[View, Effect | None]
 """What is on screen then, and at most one thing to do."""

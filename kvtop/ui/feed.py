@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Protocol
 
 from kvtop.model.detail import Detail
-from kvtop.model.snapshot import Engine, Snapshot
+from kvtop.model.snapshot import Engine, Snapshot, SourceState
 
 
 class Feed(Protocol):
@@ -26,3 +27,24 @@ class Feed(Protocol):
 
     async def close(self) -> None:
         """Stop everything. The screen waits for it only a short time."""
+
+
+def numbers_only(snapshot: Snapshot) -> Snapshot:
+    """A snapshot without what charts do not need, so that a long pause costs little memory."""
+    engines = tuple(
+        replace(
+            engine,
+            requests=None,
+            pools=tuple(replace(p, states=None, refs=None, tables=None) for p in engine.pools),
+        )
+        for engine in snapshot.engines
+    )
+    return replace(snapshot, engines=engines, stacks=(), sources=())
+
+
+def just_begun(snapshot: Snapshot) -> bool:
+    """Whether the stream does not yet know which engines there are."""
+    return any(
+        source.kind == "discovery" and source.state is SourceState.STARTING
+        for source in snapshot.sources
+    )

@@ -54,6 +54,15 @@ KEYS: tuple[Binding, ...] = (
     Binding(("e",), "engine", "show the next engine", "engine", "Show"),
     Binding(("g",), "gpu", "show the next GPU", "gpu", "Show"),
     Binding(("t",), "stacks", "top frames on and off; while off, no sampling", "frames", "Show"),
+    Binding(("p",), "process", "top frames of all processes, or of one", "", "Show"),
+    Binding(
+        ("f",),
+        "flame",
+        "flame graph of 30 s into this folder; again: cancel",
+        "flame",
+        "Show",
+    ),
+    Binding(("F",), "flame_view", "look at the last flame graph", "", "Show"),
     Binding(
         ("s",),
         "sources",
@@ -61,7 +70,23 @@ KEYS: tuple[Binding, ...] = (
         "sources",
         "Show",
     ),
-    Binding(("space",), "pause", "freeze the screen, and go on", "pause", "Screen"),
+    Binding(
+        ("w",), "findings", "what is wrong; enter tells all, lights its blocks", "wrong", "Show"
+    ),
+    Binding(("b",), "baseline", "pin this moment, and show what changes; again: clear", "", "Show"),
+    Binding(("a",), "attach", "put the probe into this engine, after a question", "", "Show"),
+    Binding(("R",), "record", "start and stop a recording in this folder", "record", "Sessions"),
+    Binding(("m",), "mark", "a marker with a note in the recording", "", "Sessions"),
+    Binding(("B",), "blackbox", "write the black box (--blackbox) out now", "", "Sessions"),
+    Binding(("[",), "play_slower", "play slower", "slower", "Replay"),
+    Binding(("]",), "play_faster", "play faster", "faster", "Replay"),
+    Binding((",",), "step_back", "one tick back", "prev", "Replay"),
+    Binding((".",), "step_on", "one tick on", "next", "Replay"),
+    Binding((":",), "seek", "go to a typed time, share or distance", "go to", "Replay"),
+    Binding(("n",), "event_next", "to the next event", "event", "Replay"),
+    Binding(("N",), "event_previous", "to the event before", "", "Replay"),
+    Binding(("E",), "event_kind", "which events: any, markers, findings, ...", "", "Replay"),
+    Binding(("space",), "pause", "freeze the screen, and go on; play and pause", "pause", "Screen"),
     Binding(("+", "="), "faster", "look more often (down to 0.25 s)", "", "Screen"),
     Binding(("-",), "slower", "look less often (up to 10 s)", "", "Screen"),
     Binding(("h", "?", "f1"), "help", "this help", "help", "Screen"),
@@ -71,7 +96,31 @@ KEYS: tuple[Binding, ...] = (
 )
 """Every key of the main screen."""
 
-_FOOTER = ("help", "quit", "open", "search", "sort_next", "focus_next", "zoom", "pause")
+_FOOTER = (
+    "help",
+    "quit",
+    "open",
+    "findings",
+    "search",
+    "sort_next",
+    "focus_next",
+    "zoom",
+    "pause",
+    "record",
+)
+_FOOTER_REPLAY = (
+    "help",
+    "quit",
+    "pause",
+    "step_back",
+    "step_on",
+    "play_slower",
+    "play_faster",
+    "seek",
+    "event_next",
+    "findings",
+    "open",
+)
 _SHOWN = {
     "space": "Space",
     "escape": "Esc",
@@ -115,8 +164,14 @@ def footer_keys(view: View) -> list[tuple[str, str]]:
         return [("Esc", "clear"), ("Enter", "keep")]
     if view.dialog is not None:
         return [("Esc", "close")]
-    bindings = [binding for action in _FOOTER for binding in KEYS if binding.action == action]
-    bindings += [binding for binding in KEYS if binding.short and binding not in bindings]
+    first = _FOOTER if view.player is None else _FOOTER_REPLAY
+    bindings = [binding for action in first for binding in KEYS if binding.action == action]
+    hidden = "Replay" if view.player is None else "Sessions"
+    bindings += [
+        binding
+        for binding in KEYS
+        if binding.short and binding not in bindings and binding.group != hidden
+    ]
     keys = [(shown(binding.keys[0]), binding.short) for binding in bindings]
     if view.focus != "requests":
         keys = [(key, "zoom" if label == "detail" else label) for key, label in keys]

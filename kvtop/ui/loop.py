@@ -14,6 +14,8 @@ from kvtop.ui.terminal import Guard
 
 CLOSE_S = 1.5
 """Longest wait for sources at the end."""
+RECORD_S = 1.0
+"""Longest wait for the disk of a recording; what it committed is safe anyway."""
 _KILL_AFTER_S = 3.0
 """After a signal the process ends by then, whatever hangs."""
 
@@ -64,6 +66,7 @@ async def _main(app: KvtopApp, guard: Guard, signals: Sequence[int]) -> int:
         code = await app.run_async()
     finally:
         guard.restore()
+        app.notes += app.desk.close(RECORD_S)
         await app.close_feed(CLOSE_S)
         for number in signals:
             loop.remove_signal_handler(number)

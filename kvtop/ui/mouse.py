@@ -27,7 +27,9 @@ def click(view: View, at: tuple[int, int], snap: Snapshot | None, size: tuple[in
         return view, None
     here = Here(snap, size)
     name, rect = next(((n, r) for n, r in rects(view, here).items() if r.holds(*at)), ("", None))
-    if rect is None or name in ("header", "footer", "nothing"):
+    if name == "diagnosis":
+        return press(view, "w", snap, size)
+    if rect is None or name in ("header", "footer", "nothing", "timeline"):
         return view, None
     focused = replace(view, focus="requests" if name == "detail" else name)
     if name != "requests" or snap is None:

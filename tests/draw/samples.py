@@ -11,6 +11,7 @@ from kvtop.model.snapshot import (
     Counters,
     Engine,
     EngineMetrics,
+    Finding,
     Frame,
     Gpu,
     GpuProcess,
@@ -374,6 +375,42 @@ DETAIL = Detail(
     tables=((0, 16, (*range(1, 38), *range(38, 98))),),
     refs=((*([2] * 37), *([1] * 60)),),
     shared_with=dict.fromkeys(range(1, 38), ("cmpl-eeee",)),
+)
+
+FINE = Finding(
+    rule="diagnosis.memory-fine",
+    severity="info",
+    since_s=NOW,
+    engine_pid=ENGINE.pid,
+    summary="Nothing is wrong with memory (KV use 34 %, free + cached 1,200 blocks).",
+)
+FINDINGS = (
+    replace(
+        FINE,
+        rule="diagnosis.memory-held-badly",
+        severity="critical",
+        since_s=NOW - 75,
+        summary="Memory is held badly (KV use 96 %, ghost 12): 12 blocks are held by nobody.",
+    ),
+    Finding(
+        rule="leak.ghost-blocks",
+        severity="critical",
+        since_s=NOW - 75,
+        engine_pid=ENGINE.pid,
+        summary="12 blocks are held by nobody.",
+        evidence={"blocks": "12 of 2,000", "id\x1b[31m": "a[/x]b\u202e"},
+        next_step="Restart the engine when it is idle; report it to vLLM with these ids.",
+        disproof="The blocks come back to the free queue by themselves.",
+        block_ids=(3, 4, 5, 9, *range(20, 28)),
+        request_ids=("cmpl-aaaa", "宽宽"),
+    ),
+    Finding(
+        rule="gpu.nearly-full",
+        severity="warning",
+        since_s=NOW - 3700,
+        engine_pid=None,
+        summary="GPU 0 memory is over 92 %.",
+    ),
 )
 
 

@@ -10,10 +10,10 @@ from enum import Enum
 from hypothesis import strategies as st
 
 from kvtop.draw.requests import COLUMNS
-from kvtop.draw.view import Detail, View
+from kvtop.draw.view import Baseline, Detail, Player, View
 from kvtop.model.blocks import BlockCounts, count_states
 from kvtop.model.history import History
-from kvtop.model.snapshot import Engine, Gpu, Pool, Snapshot
+from kvtop.model.snapshot import Engine, Finding, Gpu, Pool, Snapshot
 
 _TEXT = st.text(max_size=12) | st.sampled_from(
     [
@@ -86,6 +86,28 @@ def pools() -> st.SearchStrategy[Pool]:
 
 ENGINES = _of(Engine)
 GPUS = _of(Gpu)
+FINDINGS = st.builds(
+    Finding,
+    rule=_TEXT | st.just("diagnosis.memory-fine"),
+    severity=_TEXT | st.sampled_from(["info", "warning", "critical"]),
+    since_s=_FLOAT,
+    engine_pid=st.none() | _INT,
+    summary=_TEXT,
+    evidence=st.dictionaries(_TEXT, _TEXT, max_size=3),
+    next_step=_TEXT,
+    disproof=_TEXT,
+    block_ids=st.lists(_INT, max_size=9).map(tuple),
+    request_ids=st.lists(_TEXT, max_size=3).map(tuple),
+)
+_BASELINES = st.builds(
+    Baseline,
+    time_s=_FLOAT,
+    counts=st.dictionaries(
+        _TEXT,
+        st.builds(BlockCounts, **{field.name: _INT for field in dataclasses.fields(BlockCounts)}),
+        max_size=2,
+    ),
+)
 SNAPSHOTS: st.SearchStrategy[Snapshot] = _of(Snapshot)
 
 
@@ -131,6 +153,11 @@ def views(snap: Snapshot) -> st.SearchStrategy[View]:
         ascii=st.booleans(),
         mono=st.booleans(),
         message=st.just("") | _TEXT,
+        findings=st.lists(FINDINGS, max_size=3).map(tuple),
+        finding=st.none() | FINDINGS,
+        recording=st.just("") | _TEXT,
+        player=st.none() | _of(Player),
+        baseline=st.none() | _BASELINES,
         history=st.none()
         | times.map(
             lambda moments: _history(

@@ -71,6 +71,22 @@ def test_lit_blocks_keep_their_letter_in_ascii() -> None:
     assert upper == "ULLUccLc"
 
 
+def test_blocks_of_findings_have_a_colour_of_their_own() -> None:
+    states = column(used=3, held=1, ghost=1, free=2)
+    upper, _ = halves(block_map(states, 8, 1, lit={1}, found={1, 2, 4, 5, 6, 900, -1}))
+    # Lit, held and ghost blocks keep their colours.
+    assert upper == "0L!UHG!."
+    line = block_map(states, 8, 1, lit={1}, ascii=True, found={1, 2, 4, 5, 6})[0]
+    assert text_of(line) == "0UUUHG.."
+    marked = [text for text, style in line if style == "map.found"]
+    assert marked == ["U", "."]
+
+
+def test_one_block_of_a_finding_among_many_is_seen() -> None:
+    upper, lower = halves(block_map(column(used=999), 5, 1, found={500}))
+    assert (upper + lower).count("!") == 1
+
+
 def test_unknown_state_bytes_are_shown_as_unknown() -> None:
     assert text_of(block_map(bytes([9, 200, 2]), 3, 1, ascii=True)[0]) == "??U"
     assert halves(block_map(bytes([9, 2]), 1, 1)) == ("?", "U")

@@ -8,8 +8,10 @@ from dataclasses import replace
 
 import pytest
 
-from kvtop.draw import detail, gpu, kv, requests, stacks, status, trend
-from kvtop.draw.view import Line, View
+from kvtop.draw import detail, findings, gpu, kv, requests, stacks, status, trend
+from kvtop.draw.player import timeline_line
+from kvtop.draw.view import Baseline, Line, Mark, Player, View
+from kvtop.model.history import engine_key
 from kvtop.model.snapshot import Snapshot, SourceState
 from tests.draw import samples
 from tests.draw.golden import Golden, exact
@@ -145,15 +147,24 @@ def test_stacks() -> None:
         "stacks", state=SourceState.FAILED, reason="timeout", value_time_s=samples.NOW - 30
     )
     worker = replace(samples.STACKS, pid=4801, role="worker")
+    split = {"schedule": 14.0, "allocate": 6.5, "free": 0.4, "model": 61.0, "wait": 18.1}
+    measured = replace(samples.STACKS, split=split, cost_ms=21.4)
+    hung = replace(measured, split={"wait": 100.0}, stalled=True)
     cases = {
         "healthy": (samples.HEALTHY, PLAIN),
+        "measured": (replace(samples.HEALTHY, stacks=(measured,)), PLAIN),
+        "stalled": (replace(samples.HEALTHY, stacks=(hung,)), PLAIN),
+        "one waits": (
+            replace(samples.HEALTHY, stacks=(hung, replace(measured, pid=4801, role="worker"))),
+            ASCII,
+        ),
         "two": (replace(samples.HEALTHY, stacks=(samples.STACKS, worker)), PLAIN),
         "denied": (denied, PLAIN),
         "stale": (stale, PLAIN),
         "hidden": (samples.HEALTHY, replace(PLAIN, stacks_on=False)),
         "none yet": (replace(samples.HEALTHY, stacks=(), sources=()), PLAIN),
     }
-    _draw("stacks", stacks.title, stacks.stacks_panel, cases, ((70, 6), (40, 5), (20, 4)))
+    _draw("stacks", stacks.title, stacks.stacks_panel, cases, ((120, 7), (70, 6), (40, 5), (20, 4)))
 
 
 def test_trend() -> None:
@@ -186,6 +197,73 @@ def test_nothing_found() -> None:
     _draw("nothing", None, status.nothing_found, cases, ((80, 18), (40, 16), (20, 5)))
 
 
+def test_findings() -> None:
+    golden = Golden("findings")
+    view = replace(PLAIN, findings=samples.FINDINGS)
+    second = replace(view, finding_key=findings.key_of(samples.FINDINGS[1]), ascii=True)
+    for width in (110, 70, 40):
+        for case, shown in {"all": view, "second, ascii": second, "none": PLAIN}.items():
+            lines = findings.findings_panel(samples.HEALTHY, shown, width, 5)
+            golden.add(f"{case} {width}x5", exact(lines, width, 5))
+            line = findings.diagnosis_line(samples.HEALTHY, shown, width)
+            golden.add(f"diagnosis {case} {width}", exact([line], width, 1))
+    fine = replace(PLAIN, findings=(samples.FINE,))
+    line = findings.diagnosis_line(samples.HEALTHY, fine, 90)
+    golden.add("diagnosis fine 90", exact([line], 90, 1))
+    opened = replace(second, ascii=False, finding=samples.FINDINGS[1])
+    over = replace(opened, findings=())
+    for width in (76, 40):
+        for case, shown in {"open": opened, "over": over}.items():
+            lines = findings.finding_panel(samples.HEALTHY, shown, ["A ghost has no owner."], width)
+            golden.add(f"{case} {width}", lines)
+    golden.check()
+
+
+def test_timeline() -> None:
+    golden = Golden("timeline")
+    start = samples.NOW - 100
+    marks = (
+        Mark(start + 10, "marker"),
+        Mark(start + 30, "finding", "critical"),
+        Mark(start + 31, "preemption"),
+        Mark(start + 60, "restart"),
+        Mark(start + 61, "source"),
+        Mark(start + 80, "finding", "info"),
+    )
+    player = Player(start + 50, start, start + 100, speed=0.25, marks=marks)
+    cases = {
+        "playing": player,
+        "paused on a mark": replace(player, time_s=start + 30, playing=False, kind="finding"),
+        "at the end": replace(player, time_s=start + 100, at_end=True),
+        "follows": replace(player, time_s=start + 100, at_end=True, growing=True),
+        "one tick": replace(player, last_s=start, time_s=start),
+    }
+    for width in (120, 80, 40, 12):
+        for case, shown in cases.items():
+            for plain in (False, True):
+                line = timeline_line(shown, width, plain)
+                golden.add(f"{case} {width}", exact([line], width, 1))
+    golden.check()
+
+
+def test_baseline() -> None:
+    golden = Golden("baseline")
+    counts = samples.ENGINE.pools[0].counts
+    key = engine_key(samples.ENGINE)
+    moved = replace(counts, used=counts.used - 214, ghost=counts.ghost - 3, free=counts.free + 217)
+    cases = {
+        "changed": Baseline(samples.NOW - 60, {key: moved}),
+        "earlier": Baseline(samples.NOW + 60, {key: moved}),
+        "same": Baseline(samples.NOW - 60, {key: counts}),
+        "unknown": Baseline(samples.NOW - 60),
+    }
+    for width in (70, 30):
+        for case, base in cases.items():
+            view = replace(PLAIN, baseline=base)
+            golden.add(f"{case} {width}", kv.kv_panel(samples.HEALTHY, view, width, 7))
+    golden.check()
+
+
 def test_sources() -> None:
     failed = samples.with_source(
         "nvml",
@@ -212,6 +290,7 @@ def test_header_and_footer() -> None:
         "no step": (frozen, PLAIN),
         "asleep": (samples.with_engine(state="sleeping"), PLAIN),
         "hostile": (samples.HOSTILE, PLAIN),
+        "replay": (samples.HEALTHY, replace(PLAIN, player=Player(samples.NOW, 0.0, samples.NOW))),
         "empty": (samples.EMPTY, PLAIN),
         "two engines": (replace(samples.HEALTHY, engines=(samples.ENGINE,) * 2), PLAIN),
     }
@@ -220,7 +299,7 @@ def test_header_and_footer() -> None:
             line = status.header(snap, view, width)
             golden.add(f"{case} {width}", exact([line], width, 1))
     recorded = replace(samples.HEALTHY, dropped=3)
-    golden.add("recording", [status.header(recorded, PLAIN, 120, recording=True)])
+    golden.add("recording", [status.header(recorded, replace(PLAIN, recording="REC 1.2 MiB"), 120)])
     keys = [("F1", "Help"), ("q", "Quit"), ("/", "Search"), ("F6", "Sort"), ("Tab", "Panel")]
     typed = replace(PLAIN, search_open=True, search="abc\x1b")
     for width in (60, 20):

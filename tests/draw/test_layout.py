@@ -5,8 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvtop.draw.layout import PANELS, Rect, focusable, layout
-from kvtop.draw.view import Detail, View
+from kvtop.draw.view import Detail, Player, View
+from kvtop.model.snapshot import Finding
 
+FINE = Finding("diagnosis.memory-fine", "info", 0.0, 1, "All is well.")
 SIZES = {"width": st.integers(1, 300), "height": st.integers(1, 100)}
 VIEWS = st.builds(
     View,
@@ -14,6 +16,8 @@ VIEWS = st.builds(
     zoom=st.booleans(),
     stacks_on=st.booleans(),
     detail=st.none() | st.just(Detail("r")),
+    findings=st.just(()) | st.just((FINE,)),
+    player=st.none() | st.just(Player(1.0, 0.0, 2.0)),
 )
 
 
@@ -55,9 +59,16 @@ def test_the_focused_panel_is_on_screen_at_every_size(width: int, height: int, v
     assert (focus in rects) or (focus == "requests" and "detail" in rects)
 
 
-@given(width=st.integers(80, 300), height=st.integers(24, 100), stacks=st.booleans())
-def test_from_80x24_on_requests_and_blocks_are_there(width: int, height: int, stacks: bool) -> None:
-    rects = layout(width, height, View(stacks_on=stacks))
+@given(
+    width=st.integers(80, 300),
+    height=st.integers(24, 100),
+    stacks=st.booleans(),
+    found=st.sampled_from([(), (FINE,)]),
+)
+def test_from_80x24_on_requests_and_blocks_are_there(
+    width: int, height: int, stacks: bool, found: tuple[Finding, ...]
+) -> None:
+    rects = layout(width, height, View(stacks_on=stacks, findings=found))
     assert {"header", "footer", "kv", "requests", "gpu"} <= set(rects)
     # A line of counts, at least one of the map, two below it.
     assert rects["kv"].height - 2 >= 5
@@ -93,6 +104,15 @@ def test_side_by_side_when_wide() -> None:
     assert rects["gpu"].y == rects["kv"].y
     assert rects["stacks"].y == rects["trend"].y
     assert rects["kv"].width > rects["gpu"].width
+
+
+def test_the_diagnosis_and_the_timeline_take_a_line_each() -> None:
+    view = View(findings=(FINE,), player=Player(1.0, 0.0, 2.0))
+    rects = layout(80, 24, view)
+    assert rects["diagnosis"] == Rect(0, 1, 80, 1)
+    assert rects["timeline"] == Rect(0, 22, 80, 1)
+    assert "diagnosis" not in layout(80, 24, view, found=False)
+    assert "diagnosis" not in layout(80, 19, view)
 
 
 def test_nothing_fits_into_nothing() -> None:

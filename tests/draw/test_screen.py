@@ -13,8 +13,9 @@ from kvtop.draw.frame import box, overlay, section
 from kvtop.draw.layout import PANELS, Rect
 from kvtop.draw.screen import screen
 from kvtop.draw.text import cell_width, fit, line_width
-from kvtop.draw.view import Detail, Dialog, Line, View
+from kvtop.draw.view import Detail, Dialog, Line, Mark, Player, View
 from kvtop.model.history import History
+from kvtop.model.snapshot import Finding
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "ui"))
 
@@ -39,8 +40,21 @@ DIALOGS = {
     "sources": Dialog("sources", "Sources"),
     "confirm": Dialog("confirm", "Really?", ((("It will be gone.", ""),),), "x"),
     "input": Dialog("input", "Name", (), "x", "宽" * 50),
+    "findings": Dialog("findings", "What is wrong"),
+    "finding": Dialog("finding", "leak.ghost-blocks", ((("宽" * 90, ""),),)),
     "message": Dialog("message", "宽" * 60, ((("a" * 400, ""),),)),
 }
+
+
+FINDING = Finding(
+    "leak.ghost-blocks",
+    "critical",
+    SNAP.time_s,
+    SNAP.engines[0].pid,
+    "a[/x]b\x1b[2J 宽",
+    {"a": "b"},
+)
+PLAYER = Player(5.0, 0.0, 9.0, marks=(Mark(3.0, "finding", "critical"), Mark(4.0, "marker")))
 
 
 def text_of(lines: list[Line]) -> list[str]:
@@ -59,15 +73,21 @@ def text_of(lines: list[Line]) -> list[str]:
     detail=st.sampled_from(sorted(DETAILS)),
     dialog=st.sampled_from(sorted(DIALOGS)),
     history=st.booleans(),
+    found=st.booleans(),
+    replay=st.booleans(),
 )
 def test_every_size_is_filled_exactly(
-    width, height, snap, focus, flags, detail, dialog, history
+    width, height, snap, focus, flags, detail, dialog, history, found, replay
 ) -> None:
     view = View(
         focus=focus,
         detail=DETAILS[detail],
         dialog=DIALOGS[dialog],
         history=HISTORY if history else None,
+        findings=(FINDING,) if found else (),
+        finding=FINDING,
+        player=PLAYER if replay else None,
+        recording="REC 1.2 MiB" if found else "",
         **flags,
     )
     lines = screen(SNAPS[snap], view, width, height, KEYS)

@@ -50,6 +50,12 @@ def command(script: str, *args: str) -> str:
     return f"PYTHONPATH={shlex.quote(str(ROOT))} " + " ".join(shlex.quote(word) for word in words)
 
 
+def kvtop(*args: str) -> str:
+    """A shell command that runs kvtop itself with this Python."""
+    words = [sys.executable, "-m", "kvtop", *args]
+    return f"PYTHONPATH={shlex.quote(str(ROOT))} " + " ".join(shlex.quote(word) for word in words)
+
+
 def wait_for(what: str, ready: Callable[[], bool], seconds: float = PATIENCE_S) -> None:
     """Wait until something is so; fails with its name when it never is."""
     deadline = time.monotonic() + seconds

@@ -9,7 +9,9 @@ from fake_feed import FakeEngine, FakeFeed
 from kvtop.draw.screen import screen
 from kvtop.draw.text import line_width
 from kvtop.draw.view import View
+from kvtop.model.snapshot import Finding, SourceState, SourceStatus
 from kvtop.ui.app import KvtopApp
+from kvtop.ui.desk import Desk
 from kvtop.ui.keys import footer_keys
 
 
@@ -141,7 +143,7 @@ async def test_a_request_that_left_keeps_its_last_table_and_lights_nothing() -> 
 async def test_keys_reach_the_feed() -> None:
     feed = HandFeed()
     app = start(feed)
-    async with app.run_test(size=(80, 24)) as pilot:
+    async with app.run_test(size=(160, 40)) as pilot:
         await pilot.press("+", "t", "t")
         assert feed.intervals == [0.5]
         assert feed.visible == [False, True]
@@ -234,3 +236,65 @@ async def test_an_engine_that_goes_and_comes_back() -> None:
         await pilot.press("escape")
         await feed.push(pilot)
         assert "Requests" in text(app)
+
+
+async def test_a_stream_that_has_not_looked_yet_takes_no_engine_off_the_screen() -> None:
+    feed = HandFeed()
+    app = start(feed)
+    status = SourceStatus("discovery", "discovery", SourceState.STARTING, feed.engine.time)
+    async with app.run_test(size=(80, 24)) as pilot:
+        feed.queue.put_nowait(replace(feed.engine.snapshot(), engines=(), sources=(status,)))
+        await settle(pilot)
+        assert "No vLLM" not in text(app)
+        snap = await feed.push(pilot)
+        assert app.view.now_s == snap.time_s
+
+
+async def test_what_the_judge_says_is_on_screen_and_follows_the_snapshot() -> None:
+    feed = HandFeed()
+    pid = feed.engine.snapshot().engines[0].pid
+    leak = Finding("leak.ghost-blocks", "critical", feed.engine.time, pid, "12 blocks are lost.")
+    told = []
+
+    def judge(snapshot):
+        told.append(snapshot.time_s)
+        return (leak,) if len(told) > 1 else ()
+
+    app = KvtopApp(feed, View(), feed.engine.snapshot(), desk=Desk(judge))
+    async with app.run_test(size=(100, 30)) as pilot:
+        await feed.push(pilot)
+        assert "12 blocks are lost" not in text(app)
+        await pilot.press("space")
+        await feed.push(pilot)
+        # A frozen screen shows what held at its moment; the judge goes on.
+        assert "12 blocks are lost" not in text(app)
+        assert len(told) == 2
+        await pilot.press("space")
+        assert "critical: 12 blocks are lost." in text(app)
+        await pilot.press("w", "enter")
+        assert "It would be wrong if" in text(app) or "What it means" in text(app)
+
+
+async def test_a_recording_is_in_the_header_and_asks_for_a_note(tmp_path) -> None:
+    feed = HandFeed()
+    app = KvtopApp(feed, View(), feed.engine.snapshot(), desk=Desk(folder=tmp_path))
+    async with app.run_test(size=(120, 30)) as pilot:
+
+        async def until(wanted: str) -> None:
+            for _ in range(500):
+                if wanted in text(app):
+                    return
+                await pilot.pause(0.01)
+            raise AssertionError(text(app))
+
+        await pilot.press("m")
+        assert "nothing is recorded" in text(app)
+        await pilot.press("R")
+        await until("recording to ")
+        await feed.push(pilot)
+        await until("REC ")
+        await pilot.press("m", "h", "i", "enter")
+        assert "marker set: hi" in text(app)
+        await pilot.press("R")
+        await until("1 snapshots")
+        assert "REC " not in text(app)

@@ -7,7 +7,7 @@ from kvtop.draw.view import Detail, Dialog, View
 from kvtop.ui.controller import ACTIONS
 from kvtop.ui.keys import KEYS, action_of, footer_keys, help_lines, markdown, name_of, shown
 
-KEPT_FREE = "afFRmBbd"
+KEPT_FREE = "d"
 
 
 def test_every_binding_has_an_action_and_every_action_a_binding() -> None:

@@ -1,0 +1,149 @@
+"""`kvtop flame --explain`: leak findings beside what the code was doing."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from kvtop.config import Options, load
+from kvtop.detect.judge import Judge
+from kvtop.detect.thresholds import apply_overrides
+from kvtop.draw.text import safe
+from kvtop.errors import ExitCode
+from kvtop.flame import explain, files
+from kvtop.flame.capture import warnings_of
+from kvtop.flame.folded import Folded
+from kvtop.model.history import History, engine_key
+from kvtop.model.snapshot import Finding, Snapshot
+
+_RATES = {
+    "allocated": "alloc_s",
+    "freed": "freed_s",
+    "touched": "touched_s",
+    "evicted": "evicted_s",
+}
+
+
+@dataclass(slots=True)
+class _Seen:
+    """What a stretch of snapshots has shown."""
+
+    judge: Judge
+    history: History
+    findings: tuple[Finding, ...] = ()
+    last: Snapshot | None = None
+    watched_s: float | None = None
+    """How long a live engine was looked at. None: a session."""
+
+    def take(self, snapshot: Snapshot) -> None:
+        """One snapshot more."""
+        self.findings = self.judge.judge(snapshot)
+        self.history.append(snapshot)
+        self.last = snapshot
+
+    def rates(self, pid: int | None) -> dict[str, float | None]:
+        """Mean rates of an engine over the stretch; None where not known."""
+        out: dict[str, float | None] = dict.fromkeys(_RATES)
+        engines = [e for e in (self.last.engines if self.last else ()) if pid in (None, e.pid)]
+        if len(engines) != 1:
+            return out
+        for name, column in _RATES.items():
+            values = [
+                v for v in self.history.series(engine_key(engines[0]), column)[1] if v is not None
+            ]
+            out[name] = sum(values) / len(values) if values else None
+        return out
+
+
+def run(parsed: argparse.Namespace) -> int:
+    """Print the table.
+
+    Raises:
+        NotFoundError: No engine, or no such file.
+        KvtopError: The capture failed, or a file cannot be read.
+    """
+    options = load({})
+    seen = _Seen(Judge(apply_overrides(options.findings)), History())
+    folded = files.load(Path(parsed.view)) if parsed.view else None
+    pid: int | None = None
+    if parsed.session:
+        _replay(parsed.session, seen)
+        pid = int(parsed.pid) if parsed.pid and parsed.pid.isdecimal() else None
+    else:
+        from kvtop.commands.flame import plan_of
+
+        plan = plan_of(parsed)
+        pid = plan.pid
+        if folded is None:
+            for warning in warnings_of(plan):
+                print(f"kvtop: {warning}", file=sys.stderr)
+        folded = asyncio.run(_watch(parsed, options, seen, folded))
+        seen.watched_s = plan.seconds
+    print("\n".join(safe(line) for line in lines_of(seen, folded, pid)))
+    return ExitCode.OK
+
+
+def lines_of(seen: _Seen, folded: Folded | None, pid: int | None) -> list[str]:
+    """The table from what was seen."""
+    now_s = seen.last.time_s if seen.last else 0.0
+    findings = [
+        finding
+        for finding in explain.wanted(seen.findings)
+        if pid is None or finding.engine_pid in (None, pid)
+    ]
+    if folded is not None:
+        shares, samples = explain.split(folded), folded.total
+        found: list[explain.Site] | None = explain.sites(folded)
+    else:
+        shares, samples = _recorded(seen.last, pid)
+        found = None
+    rates = seen.rates(pid)
+    return explain.table(findings, shares, found, rates, samples, now_s, seen.watched_s)
+
+
+def _recorded(last: Snapshot | None, pid: int | None) -> tuple[dict[str, float], int]:
+    """Shares and samples of a session's top frames; it holds no whole stacks, so no sites."""
+    for stacks in last.stacks if last else ():
+        if pid in (None, stacks.pid) and stacks.split:
+            return dict(stacks.split), stacks.samples
+    return {}, 0
+
+
+def _replay(name: str, seen: _Seen) -> None:
+    from kvtop.commands.files import opened
+
+    with opened(name) as reader:
+        for snapshot in reader.snapshots():
+            seen.take(snapshot)
+
+
+async def _watch(
+    parsed: argparse.Namespace, options: Options, seen: _Seen, folded: Folded | None
+) -> Folded:
+    """Snapshots for as long as the capture takes; the capture, or the one given."""
+    from kvtop.commands.flame import plan_of, record
+    from kvtop.stream.live import Live
+    from kvtop.stream.target import Target
+
+    plan = plan_of(parsed)
+    live = Live(replace(options, pid=plan.pid, url=None, stacks=False, gpus=False), Target())
+
+    async def follow() -> None:
+        async for snapshot in live.snapshots():
+            seen.take(snapshot)
+
+    following = asyncio.ensure_future(follow())
+    try:
+        if folded is None:
+            return (await record(plan)).folded
+        await asyncio.wait({following}, timeout=plan.seconds)
+        return folded
+    finally:
+        following.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await following
+        await live.close()

@@ -1,0 +1,206 @@
+"""The replay's side of the screen: the player's controls, its timeline, its past.
+
+After every move the charts and findings of the moment are walked to from what came
+before it, in slices, so that the moment itself is on screen at once and keys are never
+late. What is left of the time goes into judging the whole file for the timeline.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from kvtop.draw.numbers import clock
+from kvtop.draw.view import Mark, Player
+from kvtop.errors import UsageError
+from kvtop.model.history import History
+from kvtop.model.snapshot import Finding
+from kvtop.session.replay import Position, Replay
+from kvtop.session.timeline import Event
+from kvtop.session.units import Span, parse_moment
+from kvtop.session.walk import Judge, Scan, Walk
+from kvtop.ui.effects import Play
+from kvtop.ui.session_keys import EVENT_KINDS
+
+_SLICE_S = 0.01
+"""Longest piece of work between two looks at keys."""
+_PAUSE_S = 0.03
+"""Rest between two slices of the scan, so that it takes a part of one core only."""
+_IDLE_S = 0.5
+_AT_ONCE = 8
+"""Ticks walked before a frame and not after it, when it follows the one before closely."""
+_MOST_MARKS = 1000
+"""Marks on the timeline; more than a screen has cells."""
+
+
+class Deck:
+    """Plays one session file for the screen.
+
+    Args:
+        replay: The player, which is also the feed of the screen.
+        make_judge: Makes a judge that has seen nothing.
+    """
+
+    def __init__(self, replay: Replay, make_judge: Callable[[], Judge]) -> None:
+        self._replay = replay
+        self._walk = Walk(replay.reader.path, make_judge)
+        self._scan = Scan(replay.reader.path, make_judge)
+        self._kind = EVENT_KINDS[0]
+        self._moved = asyncio.Event()
+        self._findings: tuple[Finding, ...] = ()
+        self._marks: tuple[Mark, ...] = ()
+        self._marks_of = (-1, -1)
+
+    @property
+    def history(self) -> History:
+        """Numbers up to the moment shown."""
+        return self._walk.history
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """What holds at the moment shown; empty until that was walked to."""
+        return self._findings
+
+    def moved(self) -> None:
+        """The player shows another tick: walk there, at once where that is short."""
+        tick = self._replay.position().tick
+        if not self._walk.follows(tick):
+            self._findings = ()
+        elif tick - self._walk.tick <= _AT_ONCE:
+            for _ in self._walk.to(tick):
+                pass
+            self._findings = self._walk.findings
+        self._moved.set()
+
+    async def work(self, changed: Callable[[], None]) -> None:
+        """Walk and scan for ever.
+
+        Args:
+            changed: Called when there is something new to draw.
+        """
+        told = -1
+        while True:
+            tick = self._replay.position().tick
+            if self._walk.tick != tick:
+                await self._walk_to(tick)
+                changed()
+            elif await self._scan_some():
+                if len(self._scan.events) != told:
+                    told = len(self._scan.events)
+                    changed()
+                await asyncio.sleep(_PAUSE_S)
+            else:
+                await self._rest()
+
+    async def _walk_to(self, tick: int) -> None:
+        began = time.monotonic()
+        for _ in self._walk.to(tick):
+            if time.monotonic() - began > _SLICE_S:
+                await asyncio.sleep(0)
+                began = time.monotonic()
+                if not self._walk.follows(self._replay.position().tick):
+                    # The player has jumped again: what was begun leads nowhere.
+                    return
+        self._findings = self._walk.findings
+
+    async def _scan_some(self) -> bool:
+        """A slice of the scan; False when all there is was judged."""
+        began = time.monotonic()
+        while time.monotonic() - began < _SLICE_S:
+            if not self._scan.step():
+                return False
+        return True
+
+    async def _rest(self) -> None:
+        self._moved.clear()
+        waiting = asyncio.ensure_future(self._moved.wait())
+        await asyncio.wait({waiting}, timeout=_IDLE_S)
+        waiting.cancel()
+
+    def control(self, play: Play) -> str:
+        """Do what a key says; a message for the footer, or nothing."""
+        replay = self._replay
+        match play.what:
+            case "toggle":
+                replay.toggle()
+            case "faster":
+                replay.faster()
+            case "slower":
+                replay.slower()
+            case "step":
+                replay.step(play.number)
+            case "event":
+                return self._jump(play.number)
+            case "kind":
+                place = EVENT_KINDS.index(self._kind)
+                self._kind = EVENT_KINDS[(place + 1) % len(EVENT_KINDS)]
+                return f"n and N go to: {self._kind}"
+            case _:
+                pass
+        return ""
+
+    def seek(self, text: str) -> str:
+        """Go to a typed moment, times of day as the screen shows them; a message or nothing."""
+        position = self._replay.position()
+        try:
+            moment = parse_moment(text, Span(position.first_s, position.last_s), zone=None)
+        except UsageError as error:
+            return error.line()
+        self._replay.seek_time(moment)
+        return ""
+
+    def _events(self) -> list[tuple[Event, str]]:
+        found = [(event, "") for event in self._replay.events()] + self._scan.events
+        return sorted(found, key=lambda pair: pair[0].tick)
+
+    def _jump(self, direction: int) -> str:
+        now = self._replay.position().tick
+        wanted = [e for e, _ in self._events() if self._kind in ("any", e.kind)]
+        if direction > 0:
+            event = next((e for e in wanted if e.tick > now), None)
+        else:
+            event = next((e for e in reversed(wanted) if e.tick < now), None)
+        if event is None:
+            what = "event" if self._kind == "any" else self._kind
+            more = ""
+            if self._kind in ("any", "finding") and self._scan.tick < self._replay.reader.last_tick:
+                more = "; the file is still being judged"
+            return f"no {what} {'after' if direction > 0 else 'before'} this moment{more}"
+        self._replay.seek(event.tick)
+        return f"{clock(event.time_s)} {event.kind}" + (f": {event.text}" if event.text else "")
+
+    def player(self) -> Player:
+        """Where it is, for the drawing."""
+        position = self._replay.position()
+        return Player(
+            time_s=position.time_s,
+            first_s=position.first_s,
+            last_s=position.last_s,
+            playing=position.playing,
+            speed=position.speed,
+            at_end=position.at_end,
+            growing=position.growing,
+            marks=self._timeline(position),
+            kind=self._kind,
+        )
+
+    def _timeline(self, position: Position) -> tuple[Mark, ...]:
+        """Marks thinned to what a screen can show; kept until there are new ones."""
+        # A growing file gets new events with almost every tick: looked at now and then.
+        of = (len(self._scan.events), position.last_tick // 16)
+        if of != self._marks_of:
+            self._marks_of = of
+            length = max(position.last_s - position.first_s, 1e-9)
+            kept: dict[tuple[str, str, int], Mark] = {}
+            for event, severity in self._events():
+                place = int((event.time_s - position.first_s) / length * _MOST_MARKS)
+                mark = Mark(event.time_s, event.kind, severity)
+                kept.setdefault((event.kind, severity, place), mark)
+            self._marks = tuple(kept.values())
+        return self._marks
+
+    def close(self) -> None:
+        """Close the files."""
+        self._walk.close()
+        self._scan.close()

@@ -1,0 +1,235 @@
+"""Flame graphs: how fast big ones open and zoom, and what a capture costs its target.
+
+Prints figures, asserts nothing. Run:
+    python tests/benchmarks/flame_bench.py [--lines 200000] [--seconds 8] [--rate 100]
+
+The target is a Python loop that counts its own rounds; how many it makes a second while it
+is looked at, against how many it makes alone, is what sampling costs it. The peers are
+`py-spy record` and `py-spy top`, same target, same rate.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import os
+import random
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+from kvtop.draw.icicle import IcicleView, icicle  # noqa: E402
+from kvtop.flame.folded import parse  # noqa: E402
+from kvtop.flame.tree import build  # noqa: E402
+from kvtop.sources.stacks import StacksSource  # noqa: E402
+from kvtop.sources.stacks_spy import find_py_spy  # noqa: E402
+
+TARGET = """
+import sys, threading, time
+def inner(n):
+    total = 0
+    for x in range(n): total += x * x
+    return total
+def work():
+    rounds = 0
+    end = time.time() + 0.25
+    while True:
+        inner(300); rounds += 1
+        if time.time() > end:
+            print(rounds, flush=True); rounds = 0; end = time.time() + 0.25
+for _ in range(int(sys.argv[1])):
+    threading.Thread(target=threading.Event().wait, daemon=True).start()
+work()
+"""
+
+
+def stacks(lines: int) -> str:
+    """Folded stacks like those of a large program: deep, much shared, many leaves."""
+    rng = random.Random(1)
+    names = [f"Module{n % 97}.function_{n} (package/module_{n % 97}.py:{n})" for n in range(3000)]
+    out = []
+    stack: list[str] = []
+    for _ in range(lines):
+        stack = stack[: rng.randrange(len(stack) + 1)]
+        depth = 8 + rng.randrange(3, 12)
+        while len(stack) < depth:
+            stack.append(names[min(int(rng.paretovariate(0.7)), 2999)])
+        out.append(";".join(stack) + f" {rng.randrange(1, 50)}\n")
+    return "".join(out)
+
+
+def timed(label: str, action: Callable[[], object], rounds: int = 5) -> object:
+    """Runs something and prints its wall and CPU time, the median and the worst."""
+    walls, cpus = [], []
+    result = None
+    for _ in range(rounds):
+        result = None
+        wall, cpu = time.perf_counter(), time.process_time()
+        result = action()
+        walls.append(1000 * (time.perf_counter() - wall))
+        cpus.append(1000 * (time.process_time() - cpu))
+    print(
+        f"{label:<44} wall {statistics.median(walls):8.1f} ms (worst {max(walls):8.1f})"
+        f"   CPU {statistics.median(cpus):8.1f} ms"
+    )
+    return result
+
+
+def viewer(lines: int) -> None:
+    text = stacks(lines)
+    print(f"{lines:,} lines, {len(text) / 1e6:.0f} MB")
+    folded = timed("parse", lambda: parse(text), 3)
+    tree = timed("build the tree", lambda: build(folded), 3)  # type: ignore[arg-type]
+    print(f"{len(tree):,} nodes")  # type: ignore[arg-type]
+    timed("all that opening does", lambda: build(parse(text)).split(), 3)
+    view = IcicleView()
+    timed("first drawing, 200x50", lambda: icicle(build(parse("a 1")), view, 200, 50))
+    timed("draw the whole, 200x50", lambda: icicle(tree, view, 200, 50))  # type: ignore[arg-type]
+    rng = random.Random(2)
+    nodes = [rng.randrange(len(tree)) for _ in range(40)]  # type: ignore[arg-type]
+    widest = sorted(nodes, key=lambda node: -tree.total[node])  # type: ignore[attr-defined]
+
+    def zooms() -> None:
+        for node in widest:
+            icicle(tree, replace(view, zoom=node, cursor=node), 200, 50)  # type: ignore[arg-type]
+
+    timed("40 zooms and drawings", zooms, 3)
+    timed("search", lambda: tree.hits(tree.found("function_77")))  # type: ignore[attr-defined]
+    timed("invert", lambda: build(folded, inverted=True), 2)  # type: ignore[arg-type]
+
+
+class Target:
+    """The counting loop."""
+
+    def __init__(self, threads: int) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", TARGET, str(threads)], stdout=subprocess.PIPE, text=True
+        )
+        self.rounds: list[int] = []
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.rounds.append(int(line))
+
+    def rate(self, seconds: float) -> float:
+        """Rounds a second over some seconds."""
+        first = len(self.rounds)
+        time.sleep(seconds)
+        new = self.rounds[first:]
+        return sum(new) / (0.25 * max(len(new), 1))
+
+
+@contextlib.contextmanager
+def nothing(_pid: int) -> Iterator[None]:
+    """The target alone."""
+    yield
+
+
+@contextlib.contextmanager
+def panel(pid: int) -> Iterator[None]:
+    """The top-frames panel: one dump a second."""
+    stop = threading.Event()
+
+    async def sample() -> None:
+        source = StacksSource({pid: "engine"})
+        while not stop.is_set():
+            with contextlib.suppress(Exception):
+                await source.read()
+            await asyncio.sleep(0.1)
+
+    thread = threading.Thread(target=lambda: asyncio.run(sample()))
+    thread.start()
+    yield
+    stop.set()
+    thread.join()
+
+
+def child(*words: str) -> Callable[[int], contextlib.AbstractContextManager[None]]:
+    """A command with `PID` in it, from the start of the block to its end."""
+
+    @contextlib.contextmanager
+    def running(pid: int) -> Iterator[None]:
+        process = subprocess.Popen(
+            [word.replace("PID", str(pid)) for word in words],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+            cwd=ROOT,
+        )
+        yield
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGTERM)
+        process.wait()
+
+    return running
+
+
+def slowdown(seconds: float, rate: int, rounds: int, threads: int) -> None:
+    spy = find_py_spy()
+    if spy is None:
+        print("py-spy is not installed: no slowdown measured")
+        return
+    folder = tempfile.mkdtemp()
+    length = str(int(seconds + 20))
+    record = (spy, "record", "--pid", "PID", "-r", str(rate), "-d", length, "-f", "raw", "-s", "-t")
+    flame = (sys.executable, "-m", "kvtop", "flame", "PID", "--for", length, "--rate", str(rate))
+    ways = {
+        "alone": nothing,
+        "kvtop panel, 1 Hz": panel,
+        "kvtop flame": child(*flame, "-o", f"{folder}/a.folded"),
+        "py-spy record --nonblocking": child(*record, "--nonblocking", "-o", f"{folder}/b"),
+        "py-spy record (its default)": child(*record, "-o", f"{folder}/c"),
+        "py-spy top (its default)": child(
+            "script", "-qec", f"{spy} top --pid PID -r {rate} -s", "/dev/null"
+        ),
+    }
+    print(
+        f"\ntarget with {threads + 1} threads, {rate} samples a second, median of {rounds} rounds"
+    )
+    found: dict[str, list[float]] = {name: [] for name in ways}
+    for _ in range(rounds):
+        for name, way in ways.items():
+            target = Target(threads)
+            with way(target.process.pid):
+                time.sleep(2.5)
+                found[name].append(target.rate(seconds))
+            target.process.kill()
+            target.process.wait()
+    alone = statistics.median(found["alone"])
+    for name, rates in found.items():
+        middle = statistics.median(rates)
+        spread = f"{min(rates):,.0f} - {max(rates):,.0f}"
+        print(f"{name:<32} {middle:10,.0f} rounds/s  {middle / alone:6.2f} of alone  ({spread})")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--lines", type=int, default=200_000)
+    parser.add_argument("--seconds", type=float, default=8.0)
+    parser.add_argument("--rate", type=int, default=100)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=30)
+    options = parser.parse_args()
+    print(f"load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} CPUs")
+    if options.lines:
+        viewer(options.lines)
+    if options.rounds:
+        slowdown(options.seconds, options.rate, options.rounds, options.threads)
+
+
+if __name__ == "__main__":
+    main()

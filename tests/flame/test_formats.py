@@ -1,0 +1,219 @@
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from kvtop.errors import BadDataError, DeniedError, StorageError, UsageError
+from kvtop.flame import files, html, speedscope, svg
+from kvtop.flame.folded import Folded, parse
+from kvtop.flame.tree import build
+
+ROWS = [
+    (('process 1:"serve"', "thread (1): Main", "run (a.py:1)", 'hot<&"\x1b> (b.py:22)'), 70),
+    (('process 1:"serve"', "thread (1): Main", "run (a.py:1)"), 10),
+    (('process 1:"serve"', "thread (2): Out", "wait (threading.py:3)"), 20),
+]
+FOLDED = Folded(ROWS, title="box </script><b> pid 1")
+
+# The part of https://www.speedscope.app/file-format-schema.json that sampled profiles use.
+UNITS = ["bytes", "microseconds", "milliseconds", "nanoseconds", "none", "seconds"]
+NUMBER = (int, float)
+SCHEMA: dict[str, Any] = {
+    "required": {"$schema": str, "profiles": list, "shared": dict},
+    "optional": {"activeProfileIndex": NUMBER, "exporter": str, "name": str},
+}
+PROFILE: dict[str, Any] = {
+    "required": {
+        "type": str,
+        "name": str,
+        "unit": str,
+        "startValue": NUMBER,
+        "endValue": NUMBER,
+        "samples": list,
+        "weights": list,
+    },
+    "optional": {},
+}
+FRAME: dict[str, Any] = {
+    "required": {"name": str},
+    "optional": {"file": str, "line": NUMBER, "col": NUMBER},
+}
+
+
+def validate(value: dict[str, Any], schema: dict[str, Any]) -> None:
+    for name, kind in schema["required"].items():
+        assert isinstance(value[name], kind), name
+    for name in value.keys() - schema["required"].keys():
+        assert isinstance(value[name], schema["optional"][name]), name
+
+
+@pytest.mark.parametrize("hz", [None, 200.0])
+def test_speedscope_is_valid(hz: float | None) -> None:
+    data = json.loads(speedscope.write(FOLDED, "name", "kvtop 1", hz))
+    validate(data, SCHEMA)
+    assert data["$schema"] == "https://www.speedscope.app/file-format-schema.json"
+    frames = data["shared"]["frames"]
+    for frame in frames:
+        validate(frame, FRAME)
+    assert {"name": "run", "file": "a.py", "line": 1} in frames
+    assert [profile["name"] for profile in data["profiles"]] == ["1 Main", "1 Out"]
+    for profile in data["profiles"]:
+        validate(profile, PROFILE)
+        assert profile["type"] == "sampled"
+        assert profile["unit"] in UNITS
+        assert len(profile["samples"]) == len(profile["weights"])
+        assert profile["endValue"] == pytest.approx(sum(profile["weights"]))
+        assert all(0 <= n < len(frames) for sample in profile["samples"] for n in sample)
+    total = sum(profile["endValue"] for profile in data["profiles"])
+    assert total == pytest.approx(100 / hz if hz else 100)
+
+
+def test_speedscope_is_read_back() -> None:
+    found = speedscope.read(speedscope.write(FOLDED, "name", "kvtop 1", None))
+    assert found.title == "name"
+    assert dict(found.stacks) == {
+        ("1 Main", "run (a.py:1)", 'hot<&"\x1b> (b.py:22)'): 70,
+        ("1 Main", "run (a.py:1)"): 10,
+        ("1 Out", "wait (threading.py:3)"): 20,
+    }
+
+
+def test_evented_profiles_are_read() -> None:
+    data = {
+        "$schema": speedscope.SCHEMA_URL,
+        "shared": {"frames": [{"name": "a"}, {"name": "b", "file": "b.py", "line": 3}]},
+        "profiles": [
+            {
+                "type": "evented",
+                "name": "t",
+                "unit": "milliseconds",
+                "startValue": 0,
+                "endValue": 10,
+                "events": [
+                    {"type": "O", "frame": 0, "at": 0},
+                    {"type": "O", "frame": 1, "at": 4},
+                    {"type": "C", "frame": 1, "at": 7},
+                    {"type": "C", "frame": 0, "at": 10},
+                ],
+            }
+        ],
+    }
+    found = speedscope.read(json.dumps(data))
+    assert found.unit == "microseconds"
+    assert dict(found.stacks) == {("a",): 7000, ("a", "b (b.py:3)"): 3000}
+
+
+def _profile(samples: str, weights: str) -> str:
+    profile = f'{{"type": "sampled", "samples": {samples}, "weights": {weights}}}'
+    return f'{{"shared": {{"frames": [{{"name": "a"}}]}}, "profiles": [{profile}]}}'
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{",
+        "[]",
+        "{}",
+        "1",
+        '{"shared": {"frames": []}, "profiles": []}',
+        _profile("[[5]]", "[1]"),
+        _profile("[[-1]]", "[1]"),
+        _profile("[[0]]", "[]"),
+        _profile("[[0]]", "[NaN]"),
+        _profile("[[0]]", '["x"]'),
+        '{"shared": {"frames": [{}]}, "profiles": [3]}',
+    ],
+)
+def test_speedscope_that_is_broken(text: str) -> None:
+    with pytest.raises(BadDataError, match="speedscope"):
+        speedscope.read(text)
+
+
+def test_the_picture_parses_and_has_the_frames() -> None:
+    root = ElementTree.fromstring(svg.write(build(FOLDED), FOLDED.title, "100 samples"))
+    space = "{http://www.w3.org/2000/svg}"
+    titles = [node.text or "" for node in root.iter(f"{space}title")]
+    assert any(
+        title.startswith("run (a.py:1): 80 samples, 80.00 %, self 10.00 %") for title in titles
+    )
+    assert any('hot<&"�> (b.py:22): 70 samples' in title for title in titles)
+    assert any("wait (threading.py:3)" in title and title.endswith(", wait") for title in titles)
+    rects = {
+        title: float(group.find(f"{space}rect").attrib["width"])  # type: ignore[union-attr]
+        for group in root.iter(f"{space}g")
+        for title in [group.find(f"{space}title").text or ""]  # type: ignore[union-attr]
+    }
+    hot = next(width for title, width in rects.items() if title.startswith("hot"))
+    assert hot == pytest.approx(0.7 * svg.WIDTH, abs=1)
+    text = " ".join(node.text or "" for node in root.iter(f"{space}text"))
+    assert "box </script><b> pid 1" in text
+
+
+def test_the_page_is_one_file_and_holds_the_tree() -> None:
+    page = html.write(build(FOLDED), FOLDED.title, "n")
+    assert page.count("</script>") == 2
+    assert "box &lt;/script&gt;" in page
+    data = json.loads(re.search(r'id="data">(.*?)</script>', page, re.S)[1])  # type: ignore[index]
+    assert data["total"][0] == 100
+    assert "run (a.py:1)" in data["labels"]
+    assert data["end"][0] == len(data["label"])
+    assert len({len(data[name]) for name in ("label", "parent", "end", "own", "total", "cat")}) == 1
+    assert not re.search(r"(?:src|href|url)\s*=?\(?[\"']?(?:https?:)?//", page)
+
+
+def test_a_huge_tree_is_thinned_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(html, "_MOST_NODES", 10)
+    rows = [((f"f{n}",), 1) for n in range(50)] + [(("big", "inner"), 10**6)]
+    page = html.write(build(Folded(rows)), "t")
+    data = json.loads(re.search(r'id="data">(.*?)</script>', page, re.S)[1])  # type: ignore[index]
+    assert len(data["label"]) == 3
+    assert data["parent"] == [-1, 0, 1]
+    assert data["end"] == [3, 3, 3]
+
+
+@pytest.mark.parametrize("form", list(files.FORMATS))
+def test_files_are_written_whole(tmp_path: Path, form: str) -> None:
+    path = tmp_path / f"x{files.FORMATS[form]}"
+    assert files.format_of(path) == form
+    files.write(path, files.render(FOLDED, form, "note", 10.0))
+    assert path.read_text("utf-8")
+    assert [item.name for item in tmp_path.iterdir()] == [path.name]
+    umask = os.umask(0)
+    os.umask(umask)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o666 & ~umask
+
+
+def test_what_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
+    (tmp_path / "taken").mkdir()
+    with pytest.raises(StorageError):
+        files.write(tmp_path / "taken", "x")
+    assert [item.name for item in tmp_path.iterdir()] == ["taken"]
+    with pytest.raises((StorageError, DeniedError)):
+        files.write(Path("/proc/kvtop.svg"), "x")
+
+
+def test_formats_and_names() -> None:
+    with pytest.raises(UsageError, match="unknown format 'gif'"):
+        files.render(FOLDED, "gif")
+    assert files.format_of(Path("a.json")) == "speedscope"
+    assert files.format_of(Path("a.txt")) == "folded"
+    assert files.format_of(Path("a")) is None
+    name = files.default_name(7, 0.0, "svg", host="a/b ;c")
+    assert name == "kvtop-a_b__c-7-19700101T000000Z.svg"
+
+
+def test_either_kind_of_file_is_read(tmp_path: Path) -> None:
+    one, two, bad = tmp_path / "one", tmp_path / "two", tmp_path / "bad"
+    one.write_text("a;b 3\n")
+    two.write_text(speedscope.write(parse("a;b 3"), "n", "e"))
+    bad.write_bytes(b"\x00\xff{")
+    assert files.load(one).total == files.load(two).total == 3
+    with pytest.raises(BadDataError, match=re.escape(str(bad))):
+        files.load(bad)
