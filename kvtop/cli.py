@@ -94,8 +94,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return code
     except KvtopError as error:
-        print(f"kvtop: {_plain(error.line())}", file=sys.stderr)
-        return error.code
+        return _fail(error.line(), error.code)
     except KeyboardInterrupt:
         return ExitCode.INTERRUPTED
     except BrokenPipeError:
@@ -104,13 +103,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return ExitCode.IO
     except OSError as error:
-        print(f"kvtop: {_plain(str(error))}", file=sys.stderr)
-        return ExitCode.IO
+        return _fail(str(error), ExitCode.IO)
     except Exception as error:
         where = _keep_traceback()
-        what = _plain(f"{type(error).__name__}: {error}")
-        print(f"kvtop: a fault of kvtop's own: {what}; please report it{where}", file=sys.stderr)
-        return ExitCode.INTERNAL
+        what = f"a fault of kvtop's own: {type(error).__name__}: {error}"
+        return _fail(f"{what}; please report it{where}", ExitCode.INTERNAL)
+
+
+def _fail(line: str, code: ExitCode) -> ExitCode:
+    """Say why, as far as anybody can hear it; never raises."""
+    with contextlib.suppress(OSError, ValueError):
+        print(f"kvtop: {_plain(line)}", file=sys.stderr, flush=True)
+    return code
 
 
 def _keep_traceback() -> str:
@@ -129,14 +133,24 @@ def _keep_traceback() -> str:
     return f" with {file.name}"
 
 
-def _plain(text: str) -> str:
+def _plain(text: str, most: int = 600) -> str:
     """One line without control characters, whatever a file name or a server put in."""
-    return "".join(c if c.isprintable() else "?" for c in text.replace("\n", " "))
+    line = "".join(c if c.isprintable() else "?" for c in text[: most + 1].replace("\n", " "))
+    return line if len(line) <= most else line[:most] + "..."
 
 
 def entry() -> NoReturn:
-    """The console script. Leaves without waiting for threads that hang in a driver."""
-    code = main()
-    with contextlib.suppress(OSError):
-        sys.stderr.flush()
+    """Run the process's own command line, and leave without waiting for hung threads."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        # A stream that was closed by the caller (`>&-`) is None.
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 - for good
+    try:
+        code = main()
+    except SystemExit as done:  # --help of a subcommand
+        code = done.code if isinstance(done.code, int) else ExitCode.OK
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        code = _fail(str(error), ExitCode.IO)
     os._exit(code)

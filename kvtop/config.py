@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import stat
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -13,6 +15,8 @@ from kvtop.errors import UsageError
 
 MIN_INTERVAL_S = 0.25
 """Shortest time between two snapshots; below it a terminal shows no more."""
+MAX_FILE_BYTES = 1_000_000
+"""A larger configuration file is refused."""
 MAX_INTERVAL_S = 60.0
 """Longest."""
 
@@ -102,7 +106,8 @@ def _value(name: str, raw: object, where: str) -> object:
         return seconds(str(raw), where)
     if name == "pid":
         text = str(raw)
-        if not text.isdecimal() or int(text) < 1:
+        # Ten digits hold every pid; int() of thousands of digits is refused by Python itself.
+        if not re.fullmatch("[0-9]{1,10}", text) or int(text) < 1:
             raise UsageError(f"{where}: {text!r} is not a process id", "a whole number from 1 on")
         return int(text)
     if name == "url":
@@ -123,12 +128,18 @@ def config_path(environ: Mapping[str, str]) -> Path:
 
 def _read_file(path: Path, required: bool) -> dict[str, Any]:
     try:
-        text = path.read_text("utf-8")
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise UsageError(f"{path}: not a regular file")
+        with path.open("rb") as file:
+            raw = file.read(MAX_FILE_BYTES + 1)
+        if len(raw) > MAX_FILE_BYTES:
+            raise UsageError(f"{path}: larger than {MAX_FILE_BYTES} bytes")
+        text = raw.decode("utf-8")
     except (FileNotFoundError, NotADirectoryError):
         if required:
             raise UsageError(f"{path}: no such configuration file", "see KVTOP_CONFIG") from None
         return {}
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:
         raise UsageError(f"{path}: cannot be read: {error}") from None
     if sys.version_info >= (3, 11):
         import tomllib
@@ -136,7 +147,7 @@ def _read_file(path: Path, required: bool) -> dict[str, Any]:
         import tomli as tomllib
     try:
         data: dict[str, Any] = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"{path}: not TOML: {error}") from None
     return data
 

@@ -89,3 +89,23 @@ def test_control_characters_in_errors_are_not_passed_on() -> None:
     done = kvtop("\x1b[31mred\nline")
     assert "\x1b" not in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("redirect", "code"),
+    [(">&-", 0), ("2>&-", 0), ("<&-", 0), (">/dev/full", ExitCode.IO), ("2>/dev/full", 0)],
+)
+def test_missing_and_full_streams(redirect: str, code: int) -> None:
+    command = f"{sys.executable} -m kvtop --version {redirect}"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
+    assert done.returncode == code
+    assert "Traceback" not in done.stderr
+
+
+def test_an_error_that_cannot_be_said_keeps_its_code() -> None:
+    command = f"{sys.executable} -m kvtop frobnicate 2>/dev/full"
+    assert subprocess.run(command, shell=True, check=False).returncode == ExitCode.USAGE
+
+
+def test_a_very_long_error_is_cut() -> None:
+    assert len(kvtop("x" * 50_000).stderr) < 1000

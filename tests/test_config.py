@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -86,3 +87,20 @@ def test_chosen_file_must_exist(tmp_path: Path) -> None:
 def test_pid_must_be_a_whole_number(pid: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="--pid"):
         load({"pid": pid}, {"XDG_CONFIG_HOME": str(tmp_path)})
+
+
+def test_only_a_regular_file_of_modest_size_is_read(tmp_path: Path) -> None:
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    big = tmp_path / "big.toml"
+    big.write_bytes(b"#" * 1_000_001)
+    deep = tmp_path / "deep.toml"
+    deep.write_text("a = " + "[" * 100_000)
+    for path in (fifo, Path("/dev/zero"), tmp_path, big, deep):
+        with pytest.raises(UsageError):
+            load({}, {}, path)
+
+
+def test_thousands_of_digits_are_no_pid(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="not a process id"):
+        load({"pid": "9" * 5000}, {"XDG_CONFIG_HOME": str(tmp_path)})

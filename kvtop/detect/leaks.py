@@ -95,7 +95,7 @@ def _ghosts(
         evidence["ref counts"] = some([pool.refs[block] for block in blocks[:12]])
     rate = _ghost_rate(seen)
     left = pool.counts.free + pool.counts.cached
-    where = "" if len(engine.engine.pools) == 1 else f" of the {pool.label} pool"
+    where = "" if len(engine.engine.pools) == 1 else f" of the {shown(pool.label)} pool"
     if rate is not None:
         evidence["grows by"] = f"{rate * 60:.1f} blocks a minute"
         evidence["pool is gone in"] = duration(left / rate)

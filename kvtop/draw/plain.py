@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from kvtop.draw.numbers import count, duration, gib, percent, rate, size
-from kvtop.draw.text import DASH, cell_width, visible
+from kvtop.draw.text import DASH, cell_width, clip_middle, visible
 from kvtop.model.snapshot import Engine, Finding, Gpu, Request, Snapshot, SourceState
+
+MAX_ID_CELLS = 80
+"""Longer request ids are cut in the middle; the JSON has them whole."""
 
 _STATES = ("used", "shared", "cached", "held", "ghost", "free", "null")
 
@@ -140,6 +143,8 @@ def _cell(request: Request, name: str) -> str:
 def _table(requests: tuple[Request, ...]) -> list[str]:
     rows = [[title for title, _ in _COLUMNS]]
     rows += [[_cell(request, name) for _, name in _COLUMNS] for request in requests]
+    for row in rows[1:]:
+        row[0] = clip_middle(row[0], MAX_ID_CELLS)
     widths = [max(cell_width(row[i]) for row in rows) for i in range(len(_COLUMNS))]
     lines = []
     for row in rows:

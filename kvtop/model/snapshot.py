@@ -203,7 +203,8 @@ class Request:
     """See `Phase`."""
     reason: str | None = None
     """For a waiting request: `capacity`, `deferred`, `remote KV`, `grammar`, `paused`, `streaming`;
-    for a held one: `connector`, `finished`, `remote KV`, `streaming`, `orphan table`. None: does not apply."""
+    for a held one: `connector`, `finished`, `remote KV`, `streaming`, `orphan table`. None: does
+    not apply."""
     arrival_time_s: float | None = None
     """When it reached the server."""
     age_s: float | None = None

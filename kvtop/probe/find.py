@@ -18,7 +18,13 @@ import inspect
 import sys
 import threading
 from collections.abc import Iterator
-from types import CoroutineType, FrameType, GetSetDescriptorType, ModuleType
+from types import (
+    CoroutineType,
+    FrameType,
+    GetSetDescriptorType,
+    MemberDescriptorType,
+    ModuleType,
+)
 from typing import Any
 
 MAX_FRAMES = 200
@@ -27,6 +33,8 @@ ENGINE_MODULES = ("vllm.v1.engine.", "vllm.entrypoints.")
 """Where the classes of engines and front ends are; a worker's process runs none of them."""
 NAMES = ("self", "engine_core", "engine", "llm", "llm_engine", "engine_client", "output_processor")
 """Local variables looked at."""
+IN_PROCESS = ("engine_core", "engine_core")
+"""From an engine to the core that its client has in the same process."""
 
 
 _inherited: list[FrameType] = []
@@ -45,9 +53,9 @@ def forget() -> None:
     _inherited.clear()
 
 
+# What `type` says of a class, whatever its metaclass says.
 _bases = type.__dict__["__mro__"].__get__
 _namespace = type.__dict__["__dict__"].__get__
-# What `type` says of a class, whatever its metaclass says.
 
 
 def own(obj: Any) -> dict[str, Any]:
@@ -58,7 +66,7 @@ def own(obj: Any) -> dict[str, Any]:
     for base in _bases(kind):
         entry = _namespace(base).get("__dict__")
         if entry is not None:
-            if type(entry) is not GetSetDescriptorType:
+            if type(entry) not in (GetSetDescriptorType, MemberDescriptorType):
                 return {}
             found = entry.__get__(obj)
             return found if type(found) is dict else {}
@@ -118,19 +126,15 @@ def _candidates() -> Iterator[Any]:
 
 def engine_in(obj: Any) -> Any:
     """The engine core that an object is or leads to; None: none with a block pool yet."""
-    for names in (
-        (),
-        ("engine_core",),
-        ("engine_core",) * 2,
-        ("llm_engine", *("engine_core",) * 2),
-    ):
+    for names in ((), ("engine_core",), IN_PROCESS, ("llm_engine", *IN_PROCESS)):
         target = path(obj, *names)
         scheduler = path(target, "scheduler")
         manager = path(scheduler, "kv_cache_manager")
         if manager is None or not _is_dict(path(scheduler, "requests")):
             continue
         for pool in (path(manager, "block_pool"), path(manager, "coordinator", "block_pool")):
-            if own(pool).get("blocks"):
+            blocks = path(pool, "blocks")
+            if issubclass(type(blocks), list) and len(blocks):
                 return target
     return None
 
@@ -164,8 +168,7 @@ def _output_processor(obj: Any) -> Any:
     """
     for owner in (obj, path(obj, "engine"), path(obj, "llm_engine")):
         processor = path(owner, "output_processor")
-        client = path(owner, "engine_core")
-        if client is None or path(client, "engine_core") is not None:
+        if path(owner, "engine_core") is None or path(owner, *IN_PROCESS) is not None:
             continue
         if _is_dict(path(processor, "request_states")):
             return processor
@@ -179,9 +182,11 @@ def find_front_end() -> Any:
         processor = _output_processor(obj)
         if processor is not None:
             return processor
-        for loop in (obj, path(obj, "_loop")):
-            if issubclass(type(loop), asyncio.AbstractEventLoop):
-                loops.append(loop)
+        loops += [
+            loop
+            for loop in (obj, path(obj, "_loop"))
+            if issubclass(type(loop), asyncio.AbstractEventLoop)
+        ]
     for loop in loops:
         try:
             tasks = asyncio.all_tasks(loop)

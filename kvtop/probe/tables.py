@@ -9,6 +9,7 @@ in each cut all the same.
 
 from __future__ import annotations
 
+import time
 from array import array
 from collections import deque
 from typing import Any
@@ -39,7 +40,8 @@ class Known:
         self.length = 0
         self.front = 0
         """Entries before this one are null blocks."""
-        self.verified_at = 0.0
+        self.verified_at = time.monotonic()
+        """When its entries were last compared; a new one is read whole."""
 
 
 class TableReader:

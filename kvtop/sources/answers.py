@@ -32,6 +32,15 @@ from kvtop.model.snapshot import (
 PROBE_SCHEMA = 1
 """Version of the probe's answers that this module reads (`kvtop.probe`)."""
 
+MAX_ROWS = 50_000
+"""Most requests that one answer may list."""
+
+MAX_ITEMS = 256
+"""Most pools, groups and names that one answer may list; the rest is left out."""
+
+MAX_TEXT = 4_096
+"""Longest text kept, in characters; a longer one is cut."""
+
 MAX_NUMBER = 2**63
 """Numbers beyond it, infinities and NaN are unknown; nothing that is counted gets there."""
 
@@ -51,7 +60,14 @@ def _opt(data: Mapping[str, Any], name: str, kind: type[_T]) -> _T | None:
         return None
     if kind is float and isinstance(value, int):
         return kind(value)
+    if isinstance(value, str) and kind is str:
+        return kind(value[:MAX_TEXT])
     return value if isinstance(value, kind) else None
+
+
+def _list(data: Mapping[str, Any], name: str) -> list[Any]:
+    value = data.get(name)
+    return value[:MAX_ITEMS] if isinstance(value, list) else []
 
 
 def _sane(value: float) -> bool:
@@ -126,7 +142,15 @@ def _requests(data: Any) -> tuple[Request, ...] | None:
     columns, rows = data.get("columns"), data.get("rows")
     if not isinstance(columns, list) or not isinstance(rows, list):
         raise BadDataError("the probe's requests have no columns and rows")
-    known = [(i, name) for i, name in enumerate(columns) if name in _REQUEST_FIELDS]
+    if len(rows) > MAX_ROWS:
+        raise BadDataError(
+            f"the probe lists {len(rows)} requests; more than {MAX_ROWS} are refused"
+        )
+    known = [
+        (i, name)
+        for i, name in enumerate(columns)
+        if isinstance(name, str) and name in _REQUEST_FIELDS
+    ]
     requests = []
     for row in rows:
         if not isinstance(row, list) or len(row) != len(columns):
@@ -165,9 +189,6 @@ def parse_snapshot(body: bytes) -> Engine:
     if cut_time_s is None:
         raise BadDataError("the probe's answer has no time")
     counters = data.get("counters")
-    groups = engine.get("groups")
-    missing = probe.get("missing")
-    pools = data.get("pools")
     return Engine(
         engine=_opt(engine, "index", int),
         pid=_opt(engine, "pid", int),
@@ -188,14 +209,10 @@ def parse_snapshot(body: bytes) -> Engine:
                 block_size_tokens=_opt(group, "block_size_tokens", int),
                 sliding_window_tokens=_opt(group, "sliding_window_tokens", int),
             )
-            for group in (groups if isinstance(groups, list) else ())
+            for group in _list(engine, "groups")
             if isinstance(group, dict)
         ),
-        pools=tuple(
-            _pool(pool)
-            for pool in (pools if isinstance(pools, list) else ())
-            if isinstance(pool, dict)
-        ),
+        pools=tuple(_pool(pool) for pool in _list(data, "pools") if isinstance(pool, dict)),
         counters=Counters(
             **{field.name: _opt(counters, field.name, int) for field in fields(Counters)}
         )
@@ -213,11 +230,7 @@ def parse_snapshot(body: bytes) -> Engine:
             verified_age_s=_opt(probe, "verified_age_s", float),
             drift=_opt(probe, "drift", int) or 0,
             errors=_opt(probe, "errors", int) or 0,
-            missing=tuple(
-                name
-                for name in (missing if isinstance(missing, list) else ())
-                if isinstance(name, str)
-            ),
+            missing=tuple(name[:100] for name in _list(probe, "missing") if isinstance(name, str)),
         ),
     )
 
@@ -266,9 +279,12 @@ def parse_detail(request_id: str, body: bytes) -> Detail:
 
 
 def _ids(values: list[Any]) -> tuple[int, ...]:
-    return tuple(int(value) for value in values)
+    ids = tuple(int(value) for value in values)
+    if any(not 0 <= number <= MAX_NUMBER for number in ids):
+        raise ValueError("not a block id or ref count")
+    return ids
 
 
 def request_path(request_id: str) -> str:
     """The probe's path for one request's block table."""
-    return "/v1/requests/" + quote(request_id, safe="")
+    return "/v1/requests/" + quote(request_id.encode("utf-8", "surrogatepass"), safe="")

@@ -20,7 +20,7 @@ from kvtop.stream.merge import Readings, merge
 from kvtop.stream.target import Discovery, Target, facts_of
 
 PROBE_TIMEOUT_S = 0.5
-"""Longest wait for one probe; the live stream asks again with more patience."""
+"""Longest wait for the probes; the live stream asks again with more patience."""
 
 
 def first_look(options: Options, target: Target) -> Snapshot:
@@ -28,9 +28,10 @@ def first_look(options: Options, target: Target) -> Snapshot:
     found = Discovery(options, target).look()
     now = time.time()
     engines = {}
+    deadline = time.monotonic() + PROBE_TIMEOUT_S
     for server in found.servers:
         for engine in server.engines:
-            if engine.probe_socket is not None:
+            if engine.probe_socket is not None and time.monotonic() < deadline:
                 engines[engine.pid] = _read(engine.pid, str(engine.probe_socket))
     return merge(
         Readings(
@@ -50,8 +51,10 @@ def _read(pid: int, path: str) -> Reading[Engine]:
     name = f"engine {pid}"
     try:
         value = parse_snapshot(get_once(path, "/v1/snapshot", PROBE_TIMEOUT_S))
-    except KvtopError as error:
-        status = _status(name, "engine", SourceState.STARTING, time.time(), error.what)
+    except Exception as error:
+        # Whatever it is, the live stream meets it again and says it with its remedy.
+        what = error.what if isinstance(error, KvtopError) else type(error).__name__
+        status = _status(name, "engine", SourceState.STARTING, time.time(), what)
         return Reading(status, None, time.time(), time.monotonic())
     status = _status(name, "engine", SourceState.OK, time.time())
     return Reading(status, value, time.time(), time.monotonic())

@@ -18,7 +18,7 @@ from typing import Any
 
 from kvtop.attach.servers import Found, FoundEngine, FoundServer
 from kvtop.config import Options
-from kvtop.errors import BadDataError
+from kvtop.errors import BadDataError, KvtopError
 from kvtop.model.detail import Detail
 from kvtop.model.snapshot import (
     Engine,
@@ -78,6 +78,30 @@ class _TickClock:
             await self._live.tick()
             if self._clock.monotonic() >= until:
                 return
+
+
+class _Unusable:
+    """A source that cannot even be made, for example by an address that is none."""
+
+    period_s = 10.0
+    deadline_s = 1.0
+    target_pid: int | None = None
+
+    def __init__(self, name: str, error: KvtopError) -> None:
+        self.name = name
+        self.kind = name.split(maxsplit=1)[0]
+        self._error = error
+
+    async def read(self) -> None:
+        """Say why it cannot be read.
+
+        Raises:
+            SourceError: Always.
+        """
+        raise SourceError(self._error.what, self._error.remedy)
+
+    async def close(self) -> None:
+        """Nothing is held."""
 
 
 @dataclass(slots=True)
@@ -272,7 +296,10 @@ class Live:
         for key, make in wanted.items():
             if key not in self._running:
                 stale = stale_reason if key.startswith("metrics ") else None
-                self._start(key, make(), fast=True, stale=stale)
+                try:
+                    self._start(key, make(), fast=True, stale=stale)
+                except KvtopError as error:
+                    self._start(key, _Unusable(key, error), fast=True)
         if "stacks" in self._running:
             self._running["stacks"].source.targets = pids  # type: ignore[attr-defined]
         self._remember(found)
@@ -360,6 +387,8 @@ class Live:
                     return Detail(request_id, error=error.reason)
                 except BadDataError as error:
                     return Detail(request_id, error=error.what)
+                except Exception as error:
+                    return Detail(request_id, error=f"cannot be asked: {type(error).__name__}")
         return Detail(request_id, error=engine.probe_reason or "no probe to ask")
 
     async def close(self) -> None:

@@ -7,7 +7,7 @@ import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from kvtop.attach.find import Finder
 from kvtop.attach.procfs import ProcessFacts, process_facts
@@ -51,7 +51,7 @@ def narrow(found: Found, url: str | None, pid: int | None) -> Found:
         servers = (server,) if server is not None else ()
     if url is not None:
         wanted = urlsplit(normalize_url(url))
-        near = tuple(s for s in servers if s.url and _same_place(urlsplit(s.url), wanted))
+        near = tuple(s for s in servers if s.url and _same_place(s.url, wanted))
         if near:
             servers = tuple(replace(server, url=url) for server in near)
         elif pid is not None and len(servers) == 1:
@@ -61,11 +61,16 @@ def narrow(found: Found, url: str | None, pid: int | None) -> Found:
     return replace(found, servers=servers)
 
 
-def _same_place(a: object, b: object) -> bool:
+def _same_place(url: str, wanted: SplitResult) -> bool:
     local = {"127.0.0.1", "localhost", "0.0.0.0", "::1", "::"}  # noqa: S104 - compared, not bound
-    host_a, host_b = getattr(a, "hostname", None), getattr(b, "hostname", None)
-    same_host = host_a == host_b or {host_a, host_b} <= local
-    return same_host and getattr(a, "port", None) == getattr(b, "port", None)
+    try:
+        there = urlsplit(url)
+        same_port = there.port == wanted.port
+    except ValueError:
+        return False  # A command line of somebody else's that is no address.
+    return same_port and (
+        there.hostname == wanted.hostname or {there.hostname, wanted.hostname} <= local
+    )
 
 
 def check_target(options: Options) -> None:

@@ -434,10 +434,11 @@ def test_an_engine_in_the_process_of_its_front_end_is_the_engine(probe_dir):
 
 def test_a_worker_without_a_gpu_has_no_allocator_figures(probe_dir):
     class Worker:
-        rank = 1
-        model_runner = object()
-        device = SimpleNamespace(type="cpu")
-        stopping = threading.Event()
+        def __init__(self):
+            self.rank = 1
+            self.model_runner = object()
+            self.device = SimpleNamespace(type="cpu")
+            self.stopping = threading.Event()
 
         def worker_busy_loop(self):
             self.stopping.wait(30)
@@ -552,6 +553,7 @@ def test_the_plugin_may_be_called_again_and_again(monkeypatch, probe_dir):
 
 FORK = """
 import os, sys, threading, time
+from types import SimpleNamespace
 sys.path[:0] = [{root!r}, {here!r}]
 from probe_fakes import Engine
 from kvtop.probe import control, plugin
@@ -559,7 +561,7 @@ plugin.register()
 
 class AsyncLLM:
     def __init__(self):
-        self.output_processor = type("P", (), dict(request_states={{}}))()
+        self.output_processor = SimpleNamespace(request_states={{}})
         self.engine_core = "client"
         assert control.current().ready.wait(20)
         print(control.status()["role"], flush=True)

@@ -128,7 +128,7 @@ def all_back(w: Watcher) -> None:
 def drive(config: Any, windowed: bool, directory: str, counted: Counted) -> dict[str, Any]:
     """All scenarios on one configuration."""
     bench = Bench(config, BLOCKS, counted, windowed, seed=int(windowed))
-    own = {name for name in vars(bench.scheduler)}
+    own = set(vars(bench.scheduler))
     watcher = Watcher(bench, directory)
     try:
         for scenario in (one_request, shared_prefix, storm, aborts, churn, all_back):

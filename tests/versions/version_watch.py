@@ -11,9 +11,10 @@ import time
 import zlib
 from typing import Any
 
+from version_walk import Truth
+
 import kvtop.probe.engine as probe_engine
 from kvtop.probe import control
-from version_walk import Truth
 
 NAMES = ("free", "cached", "used", "shared", "held", "ghost", "null")
 
