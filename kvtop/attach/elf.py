@@ -241,7 +241,7 @@ def functions_of(
 def python_version(proc: Proc, pid: int) -> tuple[int, int] | None:
     """Version of the Python of a process from its mapped files; None: not told by their names."""
     for image in images(proc, pid):
-        match = re.fullmatch(r"(?:python|libpython)(\d)\.(\d+).*", image.name)
+        match = re.fullmatch(r"(?:python|libpython)([0-9])\.([0-9]{1,3}).*", image.name)
         if match is not None:
             return int(match[1]), int(match[2])
     return None

@@ -15,7 +15,7 @@ from kvtop.attach.group import Draft, Node, group
 from kvtop.attach.paths import SocketFile, kvtop_dir_of, list_sockets, probe_folders
 from kvtop.attach.procfs import Proc, ProcessFacts, Stat, process_facts
 from kvtop.attach.servers import Found, FoundEngine, FoundProcess, FoundServer
-from kvtop.attach.titles import Role, Title, classify
+from kvtop.attach.titles import Role, ServerArgs, Title, classify, server_args
 from kvtop.attach.where import Address, address_of
 
 __all__ = [
@@ -46,6 +46,7 @@ class _Known:
 
     argv: tuple[str, ...]
     title: Title | None
+    args: ServerArgs
     process: FoundProcess | None = None
     python: str | None = None
     foreign_mnt: bool = False
@@ -82,33 +83,36 @@ class Finder:
             return self._find()
 
     def _find(self) -> Found:
-        stats, known = self._processes()
+        notes: list[str] = []
+        stats, known = self._processes(notes)
         if not stats:
             return Found((), LOOKED_FOR, (f"{self._proc.root} cannot be listed",))
         mounts, nets = self._proc.link("self/ns/mnt"), self._proc.link("self/ns/net")
         shared = self._shared_sockets()
         nodes: dict[int, Node] = {}
         for pid, entry in known.items():
-            if entry.title is None or entry.title.role is Role.HELPER:
+            try:
+                node = self._node(stats[pid], entry, mounts, nets, shared)
+            except Exception as error:
+                notes.append(_passed_over(pid, error))
                 continue
-            if entry.process is None:
-                self._describe(stats[pid], entry, mounts, nets)
-            if entry.process is None:
-                continue
-            sockets = self._sockets(entry, entry.process, shared)
-            stat = stats[pid]
-            nodes[pid] = Node(entry.process, stat.ppid, stat.pgrp, entry.title, entry.argv, sockets)
+            if node is not None:
+                nodes[pid] = node
         grouping = group(nodes, {pid: stat.ppid for pid, stat in stats.items()})
         servers: list[FoundServer] = []
-        notes: list[str] = []
         closed: set[int] = set()
         taken: set[str] = set()
         for draft in grouping.drafts:
-            address = self._address(draft, known)
+            pid = draft.root.process.pid
+            try:
+                address = self._address(draft, known)
+                server = draft.server(address, taken, known[pid].python)
+            except Exception as error:
+                notes.append(_passed_over(pid, error))
+                continue
             closed |= set(address.unreadable)
             if address.note:
                 notes.append(address.note)
-            server = draft.server(address, taken, known[draft.root.process.pid].python)
             taken.add(server.key)
             servers.append(server)
         if closed:
@@ -125,8 +129,8 @@ class Finder:
         servers.sort(key=lambda server: server.key)
         return Found(tuple(servers), LOOKED_FOR, tuple(notes), grouping.stray_pids)
 
-    def _processes(self) -> tuple[dict[int, Stat], dict[int, _Known]]:
-        """Living processes, and what they say they are."""
+    def _processes(self, notes: list[str]) -> tuple[dict[int, Stat], dict[int, _Known]]:
+        """Living processes, and what they say they are; adds to `notes` what cannot be read."""
         proc = self._proc
         stats: dict[int, Stat] = {}
         known: dict[int, _Known] = {}
@@ -141,11 +145,37 @@ class Finder:
             if entry is None or (entry.title and entry.title.role in {Role.PYTHON, Role.SPAWNED}):
                 argv = proc.cmdline(pid)
                 if entry is None or argv != entry.argv:
-                    entry = _Known(argv, classify(argv))
+                    try:
+                        title = classify(argv)
+                        args = ServerArgs() if title is None else server_args(argv)
+                        entry = _Known(argv, title, args)
+                    except Exception as error:
+                        notes.append(_passed_over(pid, error))
+                        entry = _Known(argv, None, ServerArgs())
             stats[pid] = stat
             kept[key] = known[pid] = entry
         self._known = kept
         return stats, known
+
+    def _node(
+        self,
+        stat: Stat,
+        entry: _Known,
+        mounts: str | None,
+        nets: str | None,
+        shared: dict[int, list[SocketFile]],
+    ) -> Node | None:
+        """One process as it stands now; None: it cannot be part of a server."""
+        if entry.title is None or entry.title.role is Role.HELPER:
+            return None
+        if entry.process is None:
+            self._describe(stat, entry, mounts, nets)
+        if entry.process is None:
+            return None
+        sockets = self._sockets(entry, entry.process, shared)
+        return Node(
+            entry.process, stat.ppid, stat.pgrp, entry.title, entry.argv, entry.args, sockets
+        )
 
     def _describe(self, stat: Stat, entry: _Known, mounts: str | None, nets: str | None) -> None:
         """Reads once what stays as it is for the life of a process."""
@@ -221,6 +251,11 @@ class Finder:
         if address.listening:
             entry.address = address
         return address
+
+
+def _passed_over(pid: int, error: Exception) -> str:
+    """The note for a process that breaks the look at it: the others are shown all the same."""
+    return f"process {pid} cannot be made out and is passed over ({type(error).__name__})"
 
 
 _finders: dict[tuple[str, str], Finder] = {}

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from kvtop.attach.servers import FoundEngine, FoundProcess, FoundServer
-from kvtop.attach.titles import Role, ServerArgs, Title, server_args
+from kvtop.attach.titles import Role, ServerArgs, Title
 from kvtop.attach.where import Address
 
 
@@ -36,6 +36,8 @@ class Node:
     """What it says it is."""
     argv: tuple[str, ...] = ()
     """Arguments."""
+    args: ServerArgs = field(default_factory=ServerArgs)
+    """What they say, where it is an API server."""
     sockets: Mapping[str, Path] = field(default_factory=dict)
     """Probe sockets by role."""
 
@@ -300,6 +302,6 @@ def _workers(tree: _Tree, engines: _Engines) -> tuple[dict[int, list[Node]], lis
 def _args(tree: _Tree, root: Node) -> ServerArgs:
     """Arguments of a launcher; a title has taken their place below a supervisor, which has them."""
     if not root.title.titled:
-        return server_args(root.argv)
+        return root.args
     above = next(iter(tree.ancestors(root.process.pid)), None)
-    return ServerArgs(model=server_args(above.argv).model if above else None)
+    return ServerArgs(model=above.args.model if above else None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from kvtop.attach.ability import Ability, AttachError, Backend, Injectee
 from kvtop.attach.elf import python_version
 from kvtop.attach.hello import Hello, ask
 from kvtop.attach.native import NativeBackend
+from kvtop.attach.outside import visible
 from kvtop.attach.paths import kvtop_dir_of, list_sockets, probe_folders
 from kvtop.attach.payload import NOTE_PREFIX, attach_code, detach_code
 from kvtop.attach.procfs import Proc
@@ -97,6 +99,7 @@ def attach(
             False,
             f"a probe runs in it already (kvtop {running.version}, {running.loaded_by}){more}",
         )
+    _check_folder(process)
     started = time.monotonic()
     code = attach_code(replace=replace, any_process=any_process)
     hello, way = _inject(process, code, backends() if among is None else among)
@@ -166,9 +169,9 @@ def _inject(process: FoundProcess, code: str, among: Sequence[Backend]) -> tuple
                 return hello, backend.name
             note = _take_note(process)
             if note:
-                raise AttachError(f"process {process.pid}: {note}", code=ExitCode.BAD_DATA)
-            stat = Proc().stat(process.pid)
-            if stat is None or stat.state in "ZX":
+                raise AttachError(f"process {process.pid}: {note}", code=_code_of(process, note))
+            now = Proc().stat(process.pid)
+            if now is None or now.state in "ZX":
                 raise AttachError(f"process {process.pid} has ended", code=ExitCode.NOT_FOUND)
             time.sleep(_LOOK_S)
         failure = AttachError(
@@ -187,10 +190,10 @@ def _ready(process: FoundProcess) -> Injectee:
     Raises:
         AttachError: It cannot.
     """
-    stat = Proc().stat(process.pid)
-    if stat is None or stat.start_ticks != process.start_ticks or stat.state in "ZX":
+    now = Proc().stat(process.pid)
+    if now is None or now.start_ticks != process.start_ticks or now.state in "ZX":
         raise AttachError(f"process {process.pid} is gone", code=ExitCode.NOT_FOUND)
-    if stat.state in "Tt":
+    if now.state in "Tt":
         raise AttachError(
             f"process {process.pid} is stopped and can run no code",
             f"kill -CONT {process.pid} lets it go on; a debugger may hold it",
@@ -228,6 +231,41 @@ def _folders(process: FoundProcess) -> list[Path]:
     return probe_folders(proc, process.pid, process.uid, given, foreign=foreign)
 
 
+def _check_folder(process: FoundProcess) -> None:
+    """Sees before anything is put in whether the probe can listen in its directory.
+
+    The probe refuses a directory that it does not have for itself alone: `rundir.prepare`.
+
+    Raises:
+        AttachError: It cannot.
+    """
+    given = kvtop_dir_of(Proc(), process.pid)
+    if given is not None and not given.startswith("/"):
+        return  # It counts from the directory that the process is in, which may change.
+    folder = _folders(process)[0]
+    try:
+        about = folder.lstat()
+    except (OSError, ValueError):
+        return  # The probe makes it, or says why it cannot.
+    shown = visible(given or f"/tmp/kvtop-{process.uid}", 200)  # noqa: S108 - only named
+    where = f"process {process.pid} is to keep its probe's socket in {shown}, which"
+    remedy = "mend it, or start the server with another KVTOP_DIR"
+    if not stat.S_ISDIR(about.st_mode):
+        raise AttachError(f"{where} is not a directory", remedy, ExitCode.DENIED)
+    if process.uid not in {-1, about.st_uid}:
+        what = f"{where} belongs to user {about.st_uid} and not to {process.uid}"
+        raise AttachError(what, remedy, ExitCode.DENIED)
+    # The directory of the probe's own naming is tightened by the probe.
+    if given is not None and about.st_mode & 0o077:
+        raise AttachError(f"{where} others can enter", f"chmod 700 {shown}", ExitCode.DENIED)
+
+
+def _code_of(process: FoundProcess, note: str) -> ExitCode:
+    """Exit code for what the target wrote: a directory that it cannot use is a refusal."""
+    folder = kvtop_dir_of(Proc(), process.pid) or "/tmp/kvtop-"  # noqa: S108 - only compared
+    return ExitCode.DENIED if visible(folder, _MAX_NOTE) in note else ExitCode.BAD_DATA
+
+
 def socket_of(process: FoundProcess) -> Path | None:
     """Socket of the probe of a process, looked for now; None: there is none."""
     folders = [process.probe_socket.parent] if process.probe_socket else []
@@ -253,7 +291,7 @@ def _take_note(process: FoundProcess) -> str:
         path = folder / f"{NOTE_PREFIX}{process.ns_pid}.txt"
         text = _read_private(path, process.uid)
         if text:
-            return "".join(c if c.isprintable() else "?" for c in text)
+            return visible(text, _MAX_NOTE)
     return ""
 
 

@@ -12,6 +12,8 @@ import struct
 from dataclasses import dataclass
 from pathlib import Path
 
+from kvtop.attach.outside import whole
+
 _KERNEL_THREAD = 0x00200000
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _TICKS_S = os.sysconf("SC_CLK_TCK")
@@ -214,9 +216,10 @@ class Proc:
     def pids(self) -> list[int]:
         """Processes that exist now; empty where the tree cannot be listed."""
         try:
-            return [int(name) for name in os.listdir(self.root) if name.isdigit()]
+            names = os.listdir(self.root)
         except OSError:
             return []
+        return [pid for name in names if (pid := whole(name, 10)) is not None]
 
     def read(self, name: str, limit: int = 1 << 22) -> bytes | None:
         """One file below the root, at most `limit` bytes; None where it cannot be read."""

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from kvtop.attach.elf import images
+from kvtop.attach.outside import visible, whole
 from kvtop.attach.procfs import Proc
 from kvtop.attach.servers import Found, FoundProcess, FoundServer
 from kvtop.errors import NotFoundError, UsageError
+
+_MAX_PID_DIGITS = 10
 
 Chosen = tuple[FoundProcess, str]
 """A process and its role."""
@@ -17,9 +20,11 @@ def parse_pid(text: str) -> int:
     Raises:
         UsageError: It is none.
     """
-    if not text.isascii() or not text.isdigit() or not 0 < int(text) < 1 << 31:
-        raise UsageError(f"{text!r} is not a process id", "give the number of a vLLM process")
-    return int(text)
+    pid = whole(text, _MAX_PID_DIGITS)
+    if pid is None or not 0 < pid < 1 << 31:
+        shown = visible(text, 40)
+        raise UsageError(f"{shown!r} is not a process id", "give the number of a vLLM process")
+    return pid
 
 
 def members(server: FoundServer) -> list[Chosen]:
@@ -71,7 +76,7 @@ def _unlisted(pid: int, proc: Proc) -> Chosen:
     if stat is None or identity is None or stat.state in "ZX":
         raise NotFoundError(f"there is no process {pid}")
     if not any("/vllm/" in image.path for image in images(proc, pid)):
-        name = "".join(c if c.isprintable() else "?" for c in stat.comm)
+        name = visible(stat.comm)
         raise NotFoundError(
             f"process {pid} ({name}) is not part of a vLLM server",
             "`kvtop doctor` lists those that are",

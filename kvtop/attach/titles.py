@@ -11,14 +11,17 @@ import re
 from dataclasses import dataclass
 from enum import Enum
 
+from kvtop.attach.outside import port_number, whole
+
 DEFAULT_PORT = 8000
 """vLLM's own default of `--port`."""
 
 _TITLE = re.compile(
     r"(?P<prefix>[^\s:/]+)::"
     r"(?P<role>EngineCore|Worker|APIServer|DPCoordinator)"
-    r"(?P<suffix>(?:_[A-Z]*\d+)*)"
+    r"(?P<suffix>(?:_[A-Z]*[0-9]+)*)"
 )
+_MAX_RANK_DIGITS = 6
 _PYTHON = re.compile(r"(?:python|pypy)[\d.]*(?:-\w+)?")
 _SERVER_MODULES = frozenset(
     {
@@ -121,8 +124,8 @@ def _from_title(title: str) -> Title | None:
     if match is None or match["prefix"] == "ray":
         return None
     suffix = match["suffix"]
-    digits = re.search(r"\d+", suffix)
-    rank = int(digits[0]) if digits else None
+    digits = re.search(r"[0-9]+", suffix)
+    rank = whole(digits[0], _MAX_RANK_DIGITS) if digits else None
     role = {
         "EngineCore": Role.ENGINE,
         "Worker": Role.WORKER,
@@ -173,12 +176,11 @@ def _base(path: str) -> str:
 
 def server_args(argv: tuple[str, ...]) -> ServerArgs:
     """Reads the options of an API server that kvtop needs; unknown ones are passed over."""
-    words = _program(argv) or ()
+    words = (_program(argv) or ()) if argv else ()
     options = words[1:]
     serve = options[:1] == ("serve",)
     if serve:
         options = options[1:]
-    port = _option(options, "port")
     model = _option(options, "model")
     if model is None and serve and options and not options[0].startswith("-"):
         model = options[0]
@@ -187,7 +189,7 @@ def server_args(argv: tuple[str, ...]) -> ServerArgs:
     return ServerArgs(
         model=_option(options, "served-model-name") or model,
         host=_option(options, "host"),
-        port=int(port) if port and port.isdigit() and int(port) < 65536 else None,
+        port=port_number(_option(options, "port")),
         uds=_option(options, "uds"),
         root_path=f"/{root}" if root else "",
         tls=any(keys),

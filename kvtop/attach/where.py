@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from kvtop.attach.outside import base_url, shown_host, visible
 from kvtop.attach.procfs import Listener, Proc, parse_local_addresses
 from kvtop.attach.titles import DEFAULT_PORT, ServerArgs
 
+_MAX_SOCKET_PATH = 107
+"""Bytes that the path of a Unix socket may have: unix(7)."""
 _ANY = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - read, never bound
 _LOOPBACK = ("127.", "::1", "::ffff:127.")
 
@@ -43,9 +47,7 @@ def address_of(proc: Proc, pids: Sequence[int], args: ServerArgs, *, foreign_net
     if args.headless:
         return Address()
     if args.uds:
-        inside = Path(proc.root) / str(pids[0]) / "root" / args.uds.lstrip("/")
-        path = inside if foreign_net else Path(args.uds)
-        return Address(f"unix:{args.uds}", None, path, listening=path.exists())
+        return _unix(proc, pids[0], args.uds, foreign_net=foreign_net)
     unreadable: list[int] = []
     inodes: set[str] = set()
     for pid in pids:
@@ -69,10 +71,31 @@ def address_of(proc: Proc, pids: Sequence[int], args: ServerArgs, *, foreign_net
             "name the address that is mapped to it with --url"
         )
         return Address(None, None, None, listening, closed, note)
-    name = f"[{reachable}]" if ":" in reachable else reachable
-    scheme = "https" if args.tls else "http"
-    url = f"{scheme}://{name}:{port}{args.root_path}"
-    return Address(f"{name}:{port}", url, None, listening, closed)
+    name = shown_host(reachable)
+    if name is None:
+        note = f"--host {visible(reachable)!r} of pid {pids[0]} is not a host that can be asked"
+        return Address(None, None, None, listening, closed, note)
+    url = base_url("https" if args.tls else "http", name, port, args.root_path)
+    note = ""
+    if url is None:
+        path = visible(args.root_path)
+        note = f"--root-path {path!r} of pid {pids[0]} cannot be part of a URL as it is"
+    return Address(f"{name}:{port}", url, None, listening, closed, note)
+
+
+def _unix(proc: Proc, pid: int, uds: str, *, foreign_net: bool) -> Address:
+    """Address of a server on a Unix socket."""
+    inside = Path(proc.root) / str(pid) / "root" / uds.lstrip("/")
+    path = inside if foreign_net else Path(uds)
+    try:
+        fits = len(os.fsencode(uds)) <= _MAX_SOCKET_PATH
+        listening = fits and path.exists()
+    except (OSError, ValueError):
+        fits = listening = False
+    if not fits:
+        note = f"--uds {visible(uds)!r} of pid {pid} cannot be the path of a Unix socket"
+        return Address(note=note)
+    return Address(f"unix:{uds}", None, path, listening)
 
 
 def choose(listeners: Sequence[Listener], port: int | None) -> Listener | None:

@@ -107,10 +107,15 @@ def _serve(scenario: str, seed: int, blocks: int | None, speed: float) -> int:
 
 
 def _say(where: Mapping[str, object]) -> None:
-    print(f"simulated engine, pid {where['pid']}; stop it with Ctrl-C")
-    print(f"metrics  {where['metrics_url']}")
-    print(f"probe    {where['socket']}")
-    print(f"folder   KVTOP_DIR={where['directory']}", flush=True)
+    print(_visible(f"simulated engine, pid {where['pid']}; stop it with Ctrl-C"))
+    print(_visible(f"metrics  {where['metrics_url']}"))
+    print(_visible(f"probe    {where['socket']}"))
+    print(_visible(f"folder   KVTOP_DIR={where['directory']}"), flush=True)
+
+
+def _visible(text: str) -> str:
+    """Without control characters: the folder's name comes from the environment."""
+    return "".join(c if c.isprintable() else "?" for c in text)
 
 
 def _whole(text: object, option: str) -> int:

@@ -1,8 +1,8 @@
 """The demo's engine process: `python -m kvtop.demo.serve`.
 
 It prints one JSON line on standard output when it can be read, `{"pid", "metrics_url",
-"socket", "directory"}`, or `{"error"}` when it cannot start, and runs until SIGTERM, SIGINT
-or its parent's death. It leaves neither process nor socket nor folder behind.
+"socket", "directory"}`, or `{"error"}` when it cannot start, and runs until SIGTERM, SIGINT,
+SIGHUP, SIGQUIT or its parent's death. It leaves neither process nor socket nor folder behind.
 """
 
 from __future__ import annotations
@@ -34,6 +34,9 @@ from kvtop.probe import control, runtime
 
 MIN_SPEED, MAX_SPEED = 0.1, 10.0
 """Simulated seconds a real second."""
+
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+"""Each ends the process in order; SIGHUP is what a closed terminal sends, SIGQUIT is Ctrl-\\."""
 
 _PR_SET_NAME = 15
 _PARENT_CHECK_S = 1.0
@@ -194,7 +197,12 @@ def _stopped_by_signals(clock: PacedClock) -> Iterator[None]:
     def stop(_number: int, _frame: FrameType | None) -> None:
         clock.stopping = True
 
-    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
+    before = {
+        number: signal.signal(number, stop)
+        for number in STOP_SIGNALS
+        # `nohup` has asked for it to be ignored.
+        if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN
+    }
     try:
         yield
     finally:

@@ -187,7 +187,7 @@ def _tick(value: float) -> str:
     return short(value, _LABEL - 1)
 
 
-def _canvas(  # noqa: PLR0917 - one caller
+def _canvas(
     plotext: ModuleType,
     times: Sequence[float],
     curves: Sequence[Curve],

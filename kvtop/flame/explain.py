@@ -78,7 +78,7 @@ def split(folded: Folded) -> dict[str, float]:
     return {name: 100.0 * sums[name] / total for name in CATEGORIES if sums[name]}
 
 
-def table(  # noqa: PLR0917 - one caller, which names nothing twice
+def table(
     findings: Sequence[Finding],
     shares: Mapping[str, float],
     found: Sequence[Site] | None,

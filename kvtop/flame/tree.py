@@ -19,6 +19,7 @@ ROOT = "all"
 """Label of the root."""
 
 _OTHER = CATEGORIES.index(OTHER)
+_NONE = 255
 _CODE = {name: at for at, name in enumerate(CATEGORIES)}
 
 
@@ -67,14 +68,15 @@ class Tree:
 
     @cached_property
     def _categories(self) -> bytearray:
-        own = [_CODE.get(label_category(label) or "", 255) for label in self.labels]
-        out = bytearray(len(self.label))
-        out[0] = _OTHER
-        for node in range(1, len(self.label)):
-            code = own[self.label[node]]
+        own = bytes(_CODE.get(label_category(label) or "", _NONE) for label in self.labels)
+        codes = map(own.__getitem__, self.label)
+        if self.inverted:
             # Upside down the caller says nothing about a frame.
-            above = _OTHER if self.inverted else out[self.parent[node]]
-            out[node] = above if code == 255 else code
+            return bytearray(_OTHER if code == _NONE else code for code in codes)
+        out = bytearray()
+        add = out.append
+        for code, above in zip(codes, self.parent, strict=True):
+            add(code if code != _NONE else out[above] if above >= 0 else _OTHER)
         return out
 
     def category(self, node: int) -> str:
@@ -89,7 +91,8 @@ class Tree:
     def _split(self) -> dict[str, int]:
         sums = [0] * len(CATEGORIES)
         for code, count in zip(self._categories, self.own, strict=True):
-            sums[code] += count
+            if count:
+                sums[code] += count
         return {name: sums[at] for at, name in enumerate(CATEGORIES) if sums[at]}
 
     def found(self, text: str) -> frozenset[int]:

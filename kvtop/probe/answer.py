@@ -131,7 +131,7 @@ class Rows:
         tables = self.ledger.tables.get(rid, _NO_TABLES)
         blocks: int | None = None
         shared: int | None = None
-        if self.facts.groups:
+        if self.facts.has_tables:
             blocks = shared = 0
             for table in tables.values():
                 blocks += table.size
@@ -184,7 +184,7 @@ class Rows:
         return "waiting", "deferred" if rid in raw.deferred else "capacity"
 
     def _slack(self, tables: dict[int, Table], computed: int | None) -> int | None:
-        if computed is None or not self.facts.groups:
+        if computed is None or not self.facts.has_tables:
             return None
         slack = 0
         for position, table in tables.items():
@@ -250,6 +250,9 @@ def pool_json(pool: PoolLedger, columns: bool) -> dict[str, Any]:
             ("refs", pool.refs),
             ("tables", pool.holders),
         ):
+            if name == "tables" and not pool.owned:
+                out[name] = None
+                continue
             # zlib lets the engine run meanwhile.
             out[name] = b64encode(zlib.compress(bytes(column), 1)).decode("ascii")
     return out

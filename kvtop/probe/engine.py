@@ -158,6 +158,14 @@ class EngineRole:
 
     def work(self) -> None:
         """Moves the cut under way on, and answers whoever waits for it."""
+        try:
+            self._work()
+        except Exception as error:
+            # What the scheduler had when the probe came may be gone since.
+            self.watch.failed(error)
+            self._refuse_all(f"error of the probe's own: {self.watch.last_error}")
+
+    def _work(self) -> None:
         now = time.monotonic()
         if self.error and self.watch._placed:
             self.watch.unwatch()

@@ -214,8 +214,9 @@ class EngineFacts:
         return size if size is not None else as_int(path(self.manager, "block_size"))
 
     def _find_groups(self) -> None:
-        owners: Iterable[Any] = path(self.manager, "coordinator", "single_type_managers") or ()
-        owners = [o for o in owners if hasattr(o, "req_to_blocks")]
+        managers: Iterable[Any] = path(self.manager, "coordinator", "single_type_managers") or ()
+        managers = list(managers)
+        owners = [o for o in managers if hasattr(o, "req_to_blocks")]
         if not owners:
             single = path(self.manager, "single_type_manager")
             owners = [o for o in (single, self.manager) if hasattr(o, "req_to_blocks")][:1]
@@ -228,7 +229,9 @@ class EngineFacts:
                     index if group_id is None else group_id, owner, self._pool(pool), fallback
                 )
             )
-        self._note("block tables", bool(self.groups))
+        # With only some of them nothing can be said of who holds a block.
+        self.has_tables = bool(self.groups) and len(owners) >= len(managers)
+        self._note("block tables", self.has_tables)
 
     def _pool(self, pool: Any) -> int:
         for known in self.pools:

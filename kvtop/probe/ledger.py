@@ -50,9 +50,17 @@ class Table:
 
 
 class PoolLedger:
-    """What is known of each block of one pool."""
+    """What is known of each block of one pool.
 
-    def __init__(self, label: str, total: int) -> None:
+    Args:
+        label: Name of the pool.
+        total: Blocks in it.
+        owned: All tables are known. If not, a referenced block is in use, and who holds it
+            cannot be said.
+    """
+
+    def __init__(self, label: str, total: int, owned: bool = True) -> None:
+        self.owned = owned
         self.label = label
         self.total = total
         self.refs = bytearray(total)
@@ -85,7 +93,11 @@ class PoolLedger:
                 return GHOST
             return CACHED if self.hashed[i] else FREE
         tables = self.tables[i]
-        if self.queued[i] or not (tables or self.fences[i]):
+        if self.queued[i]:
+            return GHOST
+        if not self.owned:
+            return USED
+        if not (tables or self.fences[i]):
             return GHOST
         live = tables - self.held[i]
         if not live:
@@ -136,7 +148,8 @@ class Ledger:
         self._clear()
 
     def _clear(self) -> None:
-        self.pools = [PoolLedger(p.label, len(p.blocks)) for p in self.facts.pools]
+        owned = self.facts.has_tables
+        self.pools = [PoolLedger(p.label, len(p.blocks), owned) for p in self.facts.pools]
         self.tables: dict[str, dict[int, Table]] = {}
         self._slots: dict[int, Table] = {}
         self._next_slot = 1

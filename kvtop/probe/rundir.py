@@ -9,7 +9,7 @@ import socket
 import stat
 import struct
 
-SOCKET_NAME = re.compile(r"(engine|api|worker)-(\d+)\.sock")
+SOCKET_NAME = re.compile(r"(engine|api|worker)-([0-9]{1,10})\.sock")
 
 
 class RefusedError(Exception):
@@ -69,7 +69,7 @@ def sweep(directory: str) -> None:
 def _alive(pid: int) -> bool:
     try:
         os.kill(pid, 0)
-    except ProcessLookupError:
+    except (ProcessLookupError, OverflowError):
         return False
     except OSError:
         return True
@@ -133,8 +133,9 @@ def listen_tcp(address: str) -> socket.socket:
     """
     host, _, port = address.rpartition(":")
     host = host.strip("[]") or "127.0.0.1"
-    if not port.isdigit():
-        raise RefusedError(f"KVTOP_PROBE_TCP={address!r} is not host:port")
+    shown = repr(address[:80])
+    if not (port.isascii() and port.isdecimal() and len(port) <= 5):
+        raise RefusedError(f"KVTOP_PROBE_TCP={shown} is not host:port")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     server = socket.socket(family, socket.SOCK_STREAM)
     try:
@@ -142,7 +143,8 @@ def listen_tcp(address: str) -> socket.socket:
         server.bind((host, int(port)))
         server.listen(16)
         server.setblocking(False)
-    except (OSError, OverflowError) as error:
+    except (OSError, OverflowError, ValueError) as error:
+        # ValueError: a host name that cannot be one.
         server.close()
-        raise RefusedError(f"cannot listen on {address}: {error}") from error
+        raise RefusedError(f"cannot listen on {shown}: {error}") from error
     return server

@@ -73,6 +73,8 @@ class Connection:
         self.waiting = False
         """Its request is being worked on."""
         self.closed = False
+        self.answered = now
+        """When its last answer was queued."""
         self.since = now
         """When it last made progress."""
 
@@ -88,7 +90,7 @@ class Connection:
             f"{allow}{challenge}{close}\r\n"
         )
         self.to_send = memoryview(head.encode("ascii") + body)
-        self.since = time.monotonic()
+        self.since = self.answered = time.monotonic()
 
 
 Handler = Callable[[Connection, Request], None]
@@ -153,7 +155,9 @@ class Server:
                 except OSError:
                     pass
             elif isinstance(key.data, Connection):
-                self._serve(key.data, events)
+                # It may have been closed for the sake of one accepted a moment ago.
+                if not key.data.closed:
+                    self._serve(key.data, events)
             else:
                 self._accept(key.data)
 
@@ -206,11 +210,18 @@ class Server:
         self._selector.register(sock, selectors.EVENT_READ, connection)
 
     def _make_room(self) -> bool:
-        """Closes the connection that has been doing nothing for longest."""
+        """Closes the connection that does nothing for longest, else the slowest reader.
+
+        Clients that do not read their answers must not lock the others out.
+        """
         idle = [c for c in self.connections if not c.waiting and not c.to_send]
-        if not idle:
+        unsent = [c for c in self.connections if c.to_send]
+        if idle:
+            self._drop(min(idle, key=lambda c: c.since))
+        elif unsent:
+            self._drop(min(unsent, key=lambda c: c.answered))
+        else:
             return False
-        self._drop(min(idle, key=lambda c: c.since))
         return True
 
     def _expire(self, connection: Connection, now: float) -> None:

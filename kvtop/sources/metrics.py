@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 
 from kvtop.model.snapshot import EngineMetrics
 from kvtop.sources.base import SourceError, one_line
-from kvtop.sources.metrics_page import parse
+from kvtop.sources.metrics_page import Samples, parse
 from kvtop.sources.metrics_rates import Window, advance, derive
 from kvtop.sources.metrics_url import normalize_url, short_name
+from kvtop.sources.nvml_lane import Lane, StuckError
 
 if TYPE_CHECKING:
     import httpx
@@ -24,13 +25,15 @@ MAX_BYTES = 8 * 1024 * 1024
 """A page of 64 engines is about 3 MB."""
 TIMEOUT_S = 4.0
 """For each step of a request; less than the deadline, so that the plainer message wins."""
+PARSE_DEADLINE_S = 3.0
+"""For a big page; with the transfer less than the deadline."""
 VERSION_TRIES = 3
 """How often /version may fail before it is let be until the server restarts."""
 STALE_AFTER_S = 10.0
 """Counters that stand still this long while requests run make the page stale."""
 _BIG_VERSION = 500
 """Bytes; a larger answer is no version, and might nest deeper than JSON can be read."""
-_BIG_PAGE = 500_000
+_BIG_PAGE = 200_000
 """Characters; a larger page is parsed in a thread, so that the screen does not stutter."""
 
 
@@ -106,6 +109,7 @@ class MetricsSource:
         self._window: Window = ()
         self._version: str | None = None
         self._version_tries = 0
+        self._lane = Lane("kvtop-metrics")
 
     async def read(self) -> MetricsPage:
         """Fetch and read the page once.
@@ -113,13 +117,12 @@ class MetricsSource:
         Raises:
             SourceError: No answer, a refusal, or not a page of vLLM's.
         """
+        if self._lane.busy:
+            raise _too_much()
         body = await self._get("/metrics")
         mono_s = self._monotonic()
         text = body.decode("utf-8", "replace")
-        if len(text) > _BIG_PAGE:
-            samples = await asyncio.to_thread(parse, text)
-        else:
-            samples = parse(text)
+        samples = await self._parse(text) if len(text) > _BIG_PAGE else parse(text)
         before = self._window[-1].epoch_s if self._window else {}
         self._window = advance(self._window, samples, mono_s)
         epoch_s = self._window[-1].epoch_s
@@ -142,10 +145,19 @@ class MetricsSource:
 
     async def close(self) -> None:
         """Close the connection. Never raises."""
+        self._lane.end()
+        self._lane = Lane("kvtop-metrics")
         client, self._client = self._client, None
         if client is not None:
             with contextlib.suppress(Exception):
                 await asyncio.wait_for(client.aclose(), 1.0)
+
+    async def _parse(self, text: str) -> Samples:
+        """A big page, in a thread that nobody waits for at exit; one at a time."""
+        try:
+            return await self._lane.call(lambda: parse(text), PARSE_DEADLINE_S)
+        except StuckError as error:
+            raise _too_much() from error
 
     async def _read_version(self) -> str | None:
         """The server's own version; a nicety, so that no failure of it is told."""
@@ -212,6 +224,14 @@ def _new_client(url: str) -> httpx.AsyncClient:
         # Without TLS there is nothing to verify, and loading the certificates takes time.
         verify=url.startswith("https:"),
         headers={"accept": "text/plain", "accept-encoding": "identity", "user-agent": "kvtop"},
+    )
+
+
+def _too_much() -> SourceError:
+    """A page that takes longer to understand than there is time for."""
+    return SourceError(
+        f"the metrics page cannot be read within {PARSE_DEADLINE_S:g} s",
+        "check that the address is that of a vLLM server",
     )
 
 

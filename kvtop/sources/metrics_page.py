@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING
 from kvtop.sources.base import SourceError, one_line
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
+
+    from prometheus_client import Metric
 
 KV_USED = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc")
 """0.9.2 and newer, then older. Newest name first in all of these."""
@@ -58,7 +60,11 @@ _WANTED = frozenset(
     )
 )
 _PREFIXES = tuple(_WANTED)
+MAX_LINE = 16_384
+"""Characters; longer lines are dropped: the parser's time grows with their square."""
 _MAX_ENGINE = 9999
+_MAX_COUNT = 2.0**53
+"""No count is larger; a float does not hold larger ones exactly."""
 _MAX_LABEL = 200
 
 
@@ -128,35 +134,64 @@ def parse(text: str) -> Samples:
     wanted = [line for line in lines if line.startswith(_PREFIXES)]
     if not any(line.startswith("vllm:") for line in wanted):
         raise _not_vllm(text, lines)
+    wanted = [line for line in wanted if len(line) <= MAX_LINE]
     # prometheus_client takes 0.08 CPU-seconds to import: only when a page has come.
     from prometheus_client.parser import text_string_to_metric_families
 
-    builders: dict[int, _Builder] = {}
-    shared_config: dict[str, str] = {}
-    start_time = None
+    page = _Page()
     try:
-        for family in text_string_to_metric_families("\n".join(wanted) + "\n"):
+        page.add(text_string_to_metric_families, wanted)
+    except Exception:
+        # One line that is none does not take the others with it.
+        page = _Page()
+        first: Exception | None = None
+        for line in wanted:
+            try:
+                page.add(text_string_to_metric_families, [line])
+            except Exception as error:
+                first = first or error
+        if first is not None and not page.known:
+            raise SourceError(
+                f"the metrics page is not in Prometheus text format: {one_line(str(first), 80)}",
+                "check that the address is that of a vLLM server",
+            ) from first
+    if page.shared_config and not page.builders:
+        page.builders[0] = _Builder()
+    return Samples(
+        {i: page.builders[i].build(page.shared_config) for i in sorted(page.builders)},
+        page.start_time_s,
+    )
+
+
+class _Page:
+    """Collects the series of one page."""
+
+    def __init__(self) -> None:
+        self.builders: dict[int, _Builder] = {}
+        self.shared_config: dict[str, str] = {}
+        self.start_time_s: float | None = None
+        self.known = False
+        """A series of vLLM was among them."""
+
+    def add(self, families: Callable[[str], Iterable[Metric]], lines: list[str]) -> None:
+        """Adds lines; raises whatever the parser does on one that is none."""
+        for family in families("\n".join(lines) + "\n"):
             for sample in family.samples:
                 name, labels, value = sample.name, sample.labels, float(sample.value)
                 if name == START_TIME:
-                    start_time = value if math.isfinite(value) else None
-                elif name in _WANTED:
-                    if name == CACHE_CONFIG and "engine" not in labels:
-                        shared_config = dict(labels)
-                        continue
-                    index = _engine_index(labels.get("engine", "0"))
-                    if index is not None:
-                        builders.setdefault(index, _Builder()).add(name, labels, value)
-    except Exception as error:
-        raise SourceError(
-            f"the metrics page is not in Prometheus text format: {one_line(str(error), 80)}",
-            "check that the address is that of a vLLM server",
-        ) from error
-    if shared_config and not builders:
-        builders[0] = _Builder()
-    return Samples(
-        {index: builders[index].build(shared_config) for index in sorted(builders)}, start_time
-    )
+                    self.start_time_s = value if math.isfinite(value) else None
+                    continue
+                if name in _WANTED:
+                    self._add(name, labels, value)
+                self.known = True
+
+    def _add(self, name: str, labels: dict[str, str], value: float) -> None:
+        if name == CACHE_CONFIG and "engine" not in labels:
+            self.shared_config = {k[:_MAX_LABEL]: v[:_MAX_LABEL] for k, v in labels.items()}
+            return
+        index = _engine_index(labels.get("engine", "0"))
+        if index is not None:
+            self.builders.setdefault(index, _Builder()).add(name, labels, value)
 
 
 class _Builder:
@@ -196,19 +231,21 @@ class _Builder:
             self.values[name] = self.values.get(name, 0.0) + value
 
     def build(self, shared_config: dict[str, str]) -> EngineSample:
-        by_reason = self.by_label.get(WAITING_BY_REASON, {})
+        # Values that are finite each may add up to infinity.
+        values = _finite(self.values)
+        by_reason = _finite(self.by_label.get(WAITING_BY_REASON, {}))
         sleeping = self.by_label.get(SLEEP_STATE, {})
-        counters = {key: _first(self.values, names) for key, names in COUNTERS.items()}
+        counters = {key: _first(values, names) for key, names in COUNTERS.items()}
         return EngineSample(
             model=self.model,
-            kv_used=_first(self.values, KV_USED),
-            running=_whole(self.values.get(RUNNING)),
-            waiting=_whole(self.values.get(WAITING)),
+            kv_used=_first(values, KV_USED),
+            running=_whole(values.get(RUNNING)),
+            waiting=_whole(values.get(WAITING)),
             waiting_capacity=_whole(by_reason.get("capacity")),
             waiting_deferred=_whole(by_reason.get("deferred")),
             sleep_state=next((state for state, on in sleeping.items() if on == 1), None),
             counters={key: value for key, value in counters.items() if value is not None},
-            finished=self.by_label.get(FINISHED, {}),
+            finished=_finite(self.by_label.get(FINISHED, {})),
             ttft=self._histogram(TTFT),
             itl=self._histogram(ITL),
             cache_config=self.config or shared_config,
@@ -218,7 +255,8 @@ class _Builder:
         for name in names:
             if name in self.buckets:
                 bounds = tuple(sorted(self.buckets[name]))
-                return Histogram(bounds, tuple(self.buckets[name][b] for b in bounds))
+                counts = tuple(self.buckets[name][b] for b in bounds)
+                return Histogram(bounds, counts) if math.isfinite(sum(counts)) else None
         return None
 
 
@@ -227,8 +265,13 @@ def _first(values: dict[str, float], names: Iterable[str]) -> float | None:
     return next((values[name] for name in names if name in values), None)
 
 
+def _finite(values: dict[str, float]) -> dict[str, float]:
+    """Those that are numbers; the others are not known."""
+    return {key: value for key, value in values.items() if math.isfinite(value)}
+
+
 def _whole(value: float | None) -> int | None:
-    return None if value is None else int(value)
+    return None if value is None or not 0 <= value <= _MAX_COUNT else int(value)
 
 
 def _engine_index(label: str) -> int | None:

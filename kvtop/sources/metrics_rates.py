@@ -9,6 +9,7 @@ time of the process, begins a new epoch, and only pages of the newest epoch are 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from kvtop.model.snapshot import EngineMetrics
@@ -128,7 +129,7 @@ def _engine(window: Window, index: int, now: EngineSample, engines: int) -> Engi
     hits, queries = now.counters.get("prefix_hits"), now.counters.get("prefix_queries")
     config = now.cache_config
     return EngineMetrics(
-        kv_used_percent=None if now.kv_used is None else now.kv_used * 100,
+        kv_used_percent=_percent(now.kv_used),
         running=now.running,
         waiting=now.waiting,
         waiting_capacity=now.waiting_capacity,
@@ -185,7 +186,8 @@ def _base(window: Window, index: int, width_s: float) -> Timed | None:
 def _rate(before: float | None, after: float | None, dt_s: float) -> float | None:
     if before is None or after is None or after < before or dt_s < MIN_GAP_S:
         return None
-    return (after - before) / dt_s
+    rate = (after - before) / dt_s
+    return rate if math.isfinite(rate) else None
 
 
 def _delta(then: EngineSample | None, now: EngineSample, key: str) -> float | None:
@@ -194,11 +196,16 @@ def _delta(then: EngineSample | None, now: EngineSample, key: str) -> float | No
     return None if before is None or after is None or after < before else after - before
 
 
+def _percent(share: float | None) -> float | None:
+    percent = None if share is None else share * 100
+    return percent if percent is not None and math.isfinite(percent) else None
+
+
 def _share(part: float | None, whole: float | None) -> float | None:
     """Percent. The two counters are not read at one instant, so it is cut off at 100."""
     if part is None or whole is None or whole <= 0:
         return None
-    return min(100.0, 100.0 * part / whole)
+    return 100.0 if part >= whole else min(100.0, 100.0 * part / whole)
 
 
 def _median(then: Histogram | None, now: Histogram | None) -> float | None:

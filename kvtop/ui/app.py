@@ -70,7 +70,7 @@ class KvtopApp(App[int], inherit_bindings=False):
     ALLOW_SELECT = False
     CLOSE_TIMEOUT = 1.0
 
-    def __init__(  # noqa: PLR0917 - one caller, and tests that give two
+    def __init__(
         self,
         feed: Feed,
         view: View,

@@ -286,10 +286,27 @@ def test_a_script_with_vllm_loaded_can_be_named(fake_proc: Any) -> None:
         b"HTTP/1.1 200 OK\r\n\r\n[]",
         b'HTTP/1.1 200 OK\r\n\r\n{"kvtop": "1"}',
         b'HTTP/1.1 200 OK\r\n\r\n{"kvtop": "1", "role": "engine", "pid": "x"}',
+        b'HTTP/1.1 200 OK\r\n\r\n{"kvtop": "1", "role": "engine", "pid": Infinity}',
+        b'HTTP/1.1 200 OK\r\n\r\n{"kvtop": "1", "role": "engine", "pid": NaN}',
+        b'HTTP/1.1 200 OK\r\n\r\n{"kvtop": "1", "role": "engine", "pid": true}',
+        b'HTTP/1.1 200 OK\r\n\r\n{"kvtop": "1", "role": "engine", "pid": 1.5}',
+        b'HTTP/1.1 200 OK\r\n\r\n{"kvtop": "1", "role": "engine", "pid": -1}',
+        b'HTTP/1.1 200 OK\r\n\r\n{"kvtop": "1", "role": "engine", "pid": 4294967296}',
+        b'HTTP/1.1 200 OK\r\n\r\n{"kvtop": "1", "role": "engine", "pid": ' + b"9" * 5000 + b"}",
+        b"HTTP/1.1 200 OK\r\n\r\n" + b"[" * 60_000,
+        b'HTTP/1.1 200 OK\r\n\r\n{"kvtop": ' + b'{"a":' * 10_000,
     ],
 )
 def test_answers_that_are_no_hello(answer: bytes) -> None:
     assert parse_hello(answer) is None
+
+
+@pytest.mark.parametrize("text", ["\u00b2", "9" * 5000, "1_0", " 1", "0", "2147483648", "a\x1b"])
+def test_what_is_no_pid(text: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse_pid(text)
+    assert caught.value.line().isprintable()
+    assert len(caught.value.line()) < 150
 
 
 def test_nobody_answers(tmp_path: Path) -> None:

@@ -71,6 +71,15 @@ def test_the_target_is_the_simulated_engine_only(monkeypatch: pytest.MonkeyPatch
     assert target.gpu_source.kind == "nvml"
 
 
+def test_what_the_environment_says_is_made_visible(capsys: pytest.CaptureFixture[str]) -> None:
+    where = {"pid": 1, "metrics_url": "u", "socket": "/a\x1b[2J/s", "directory": "/a\n\x1b[2J"}
+    demo._say(where)
+    text = capsys.readouterr().out
+    assert text.count("\n") == 4
+    assert "\x1b" not in text
+    assert "KVTOP_DIR=/a??[2J" in text
+
+
 def test_serve_says_where_it_is_and_stops_on_ctrl_c(tmp_path: Path) -> None:
     tmp_path.chmod(0o700)
     process = subprocess.Popen(

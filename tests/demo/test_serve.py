@@ -21,6 +21,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from kvtop.demo import serve as serve_module
+from kvtop.demo.clock import PacedClock
 from kvtop.demo.launch import Running, running
 from kvtop.demo.source import DemoGpuSource
 from kvtop.errors import KvtopError, UsageError
@@ -216,3 +217,27 @@ def test_the_ready_line_is_one_line_of_json(
     assert ready["pid"] == process.pid
     assert ready["metrics_url"].startswith("http://127.0.0.1:")
     assert (rest, errors, process.returncode) == ("", "", 0)
+
+
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT], ids=lambda n: n.name
+)
+def test_each_way_of_ending_it_stops_the_clock_and_is_given_back(number: signal.Signals) -> None:
+    before = signal.getsignal(number)
+    clock = PacedClock(1.0)
+    with serve_module._stopped_by_signals(clock):
+        signal.raise_signal(number)
+        assert clock.stopping
+    assert signal.getsignal(number) is before
+
+
+def test_nohup_is_obeyed() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    clock = PacedClock(1.0)
+    try:
+        with serve_module._stopped_by_signals(clock):
+            signal.raise_signal(signal.SIGHUP)
+            assert not clock.stopping
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)

@@ -92,8 +92,9 @@ def test_a_signal_gives_the_terminal_back(number):
 
 
 @needs_tmux
-def test_a_fault_is_one_plain_line():
-    with Tmux(120, 24) as tmux:
+def test_a_fault_is_one_plain_line(tmp_path):
+    # The traceback that a fault leaves behind goes where the test cleans up.
+    with Tmux(120, 24, {"TMPDIR": str(tmp_path)}) as tmux:
         before = tmux.stty()
         tmux.type(command(SCRIPT, "--fail-after", "2", "--interval", "0.2") + "; echo code=$?")
         tmux.wait_text("code=70")
@@ -101,6 +102,7 @@ def test_a_fault_is_one_plain_line():
         assert "kvtop: a fault of kvtop's own: RuntimeError: the fake feed was told" in screen
         assert "Traceback" not in screen
         assert_given_back(tmux, before)
+    assert [path.suffix for path in tmp_path.glob("kvtop-fault-*")] == [".txt"]
 
 
 @needs_tmux

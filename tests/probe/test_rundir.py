@@ -95,6 +95,12 @@ def test_sockets_of_dead_processes_are_swept_and_others_stay(probe_dir):
         )
 
 
+def test_names_that_hold_no_pid_do_not_stop_the_sweep(probe_dir):
+    for name in ("engine-9999999999.sock", "engine-\u0663.sock", f"api-{'9' * 200}.sock"):
+        open(os.path.join(probe_dir, name), "w").close()
+    rundir.sweep(str(probe_dir))
+
+
 def test_a_zombie_counts_as_dead(probe_dir):
     process = subprocess.Popen([sys.executable, "-c", ""])
     try:

@@ -215,6 +215,24 @@ def test_with_all_connections_idle_the_oldest_makes_room(running):
         client.close()
 
 
+def test_clients_that_never_read_lock_nobody_out(running):
+    lazy = []
+    for _ in range(MAX_CONNECTIONS):
+        client = running.connect()
+        client.sendall(b"GET /v1/big HTTP/1.1\r\n\r\n")
+        assert client.recv(1) == b"H"  # The answer is under way.
+        lazy.append(client)
+    assert ask(running, GET)[0] == 200
+    # The one answered first made room; the last is served to its end.
+    got = 0
+    while part := lazy[0].recv(65536):
+        got += len(part)
+    assert got < 4_000_000
+    assert len(lazy[-1].recv(65536)) > 0
+    for client in lazy:
+        client.close()
+
+
 def test_half_a_request_is_given_up_after_a_while(running, monkeypatch):
     monkeypatch.setattr(server, "HEAD_TIMEOUT_S", 0.05)
     with running.connect() as client:
@@ -260,7 +278,20 @@ def test_tcp_without_any_token_admits_nobody(probe_dir):
         running.stop()
 
 
-@pytest.mark.parametrize("address", ["nowhere", "127.0.0.1:", ":70000", "127.0.0.1:x"])
+@pytest.mark.parametrize(
+    "address",
+    [
+        "nowhere",
+        "127.0.0.1:",
+        ":70000",
+        "127.0.0.1:x",
+        ":\u00b2",
+        ":" + "9" * 5000,
+        "a" * 70 + ":80",
+        "\x1b[2J:80",
+    ],
+)
 def test_a_wrong_tcp_address_is_refused(address):
-    with pytest.raises(rundir.RefusedError):
+    with pytest.raises(rundir.RefusedError) as caught:
         rundir.listen_tcp(address)
+    assert str(caught.value).isprintable()

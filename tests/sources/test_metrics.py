@@ -1,6 +1,7 @@
 """The metrics source over HTTP: what it makes of answers, and of their absence."""
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -10,8 +11,10 @@ import pytest
 
 from kvtop.errors import UsageError
 from kvtop.model.snapshot import EngineMetrics, SourceState
+from kvtop.sources import metrics
 from kvtop.sources.base import Reading, SourceError, poll
 from kvtop.sources.metrics import MAX_BYTES, MetricsPage, MetricsSource, stale_reason
+from kvtop.sources.metrics_page import Samples, parse
 
 DATA = Path(__file__).parent / "data"
 BUSY = (DATA / "vllm-0.32-busy.txt").read_text()
@@ -354,3 +357,67 @@ async def test_a_server_that_stands_still_is_stale_in_the_poll_loop() -> None:
     assert states[:3] == [SourceState.STARTING, SourceState.OK, SourceState.OK]
     assert states[-1] is SourceState.STALE
     assert seen[-1].status.since_s == 10
+
+
+def big_page() -> str:
+    line = 'vllm:request_success_total{engine="0",finished_reason="stop"} 1\n'
+    return BUSY + line * 5000
+
+
+async def test_a_big_page_is_read_in_a_thread_that_nobody_waits_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    threads: list[threading.Thread] = []
+
+    def watch(text: str) -> Samples:
+        threads.append(threading.current_thread())
+        return parse(text)
+
+    monkeypatch.setattr(metrics, "parse", watch)
+    reader = source(serve(big_page()))
+    for _ in range(2):
+        assert (await reader.read()).engines[0].running == 6
+        await reader.close()
+    assert all(thread.daemon for thread in threads)
+    assert threading.main_thread() not in threads
+    # Closed and read again: the ended thread is not the one that is used.
+    assert threads[0] is not threads[1]
+
+
+async def test_a_page_that_takes_too_long_is_said_and_no_second_is_begun(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    go_on, begun = threading.Event(), 0
+
+    def hang(text: str) -> Samples:
+        nonlocal begun
+        begun += 1
+        go_on.wait(30)
+        return parse(text)
+
+    monkeypatch.setattr(metrics, "parse", hang)
+    monkeypatch.setattr(metrics, "PARSE_DEADLINE_S", 0.05)
+    reader = source(serve(big_page()))
+    for _ in range(2):
+        with pytest.raises(SourceError, match="cannot be read within") as caught:
+            await reader.read()
+        assert caught.value.remedy
+    assert begun == 1
+    go_on.set()
+    await reader.close()
+
+
+async def test_values_at_the_edge_of_floats_give_no_infinity() -> None:
+    now = [0.0]
+    body = ["vllm:kv_cache_usage_perc 1.7e308\nvllm:prompt_tokens_total 0\n"]
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        return serve(body[0])(request)
+
+    reader = source(handler, monotonic=lambda: now[0])
+    await reader.read()
+    now[0], body[0] = 0.9, "vllm:kv_cache_usage_perc 0.5\nvllm:prompt_tokens_total 1.7e308\n"
+    engine = (await reader.read()).engines[0]
+    assert (engine.kv_used_percent, engine.prompt_tokens_s) == (50, None)
+    body[0] = "vllm:kv_cache_usage_perc 1.7e308\n"
+    assert (await reader.read()).engines[0].kv_used_percent is None

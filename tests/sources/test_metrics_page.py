@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from kvtop.sources.base import SourceError
-from kvtop.sources.metrics_page import EngineSample, parse
+from kvtop.sources.metrics_page import MAX_LINE, EngineSample, parse
 
 DATA = Path(__file__).parent / "data"
 
@@ -162,6 +162,51 @@ def test_several_model_names_of_one_engine_add_up() -> None:
         'vllm:num_requests_running{engine="0",model_name="b"} 2\n'
     )
     assert (engine.running, engine.model) == (3, "a")
+
+
+@pytest.mark.parametrize("bad", ["vllm:num_requests_waiting{a=", "vllm:prompt_tokens_total x"])
+def test_a_line_that_is_none_does_not_take_the_others_with_it(bad: str) -> None:
+    engine = one(f"{bad}\nvllm:num_requests_running 2\n{bad}\nvllm:kv_cache_usage_perc 0.5\n")
+    assert (engine.running, engine.kv_used) == (2, 0.5)
+    assert engine.waiting is None
+    assert engine.counters == {}
+
+
+def test_only_the_start_time_is_no_page_of_vllm() -> None:
+    with pytest.raises(SourceError, match="not in Prometheus text format"):
+        parse("process_start_time_seconds 1\nvllm:num_requests_running many\n")
+
+
+def test_a_very_long_line_never_reaches_the_parser(monkeypatch: pytest.MonkeyPatch) -> None:
+    import prometheus_client.parser as parser
+
+    seen: list[str] = []
+    real = parser.text_string_to_metric_families
+
+    def watch(text: str) -> object:
+        seen.append(text)
+        return real(text)
+
+    monkeypatch.setattr(parser, "text_string_to_metric_families", watch)
+    labels = ",".join(f'l{i}="{i}"' for i in range(100_000))
+    engine = one(f"vllm:num_requests_waiting{{{labels}}} 1\nvllm:num_requests_running 2\n")
+    assert (engine.running, engine.waiting) == (2, None)
+    assert max(len(line) for text in seen for line in text.split("\n")) <= MAX_LINE
+
+
+def test_sums_without_end_are_not_known() -> None:
+    text = ""
+    for model, value in (("a", "1e308"), ("b", "1.7e308")):
+        label = f'model_name="{model}"'
+        text += f"vllm:num_requests_running{{{label}}} {value}\n"
+        text += f"vllm:prompt_tokens_total{{{label}}} {value}\n"
+        text += f'vllm:request_success_total{{finished_reason="stop",{label}}} {value}\n'
+        text += f'vllm:num_requests_waiting_by_reason{{reason="capacity",{label}}} {value}\n'
+        text += f'vllm:time_to_first_token_seconds_bucket{{le="+Inf",{label}}} {value}\n'
+    engine = one(text + "vllm:num_requests_waiting 1e300\nvllm:kv_cache_usage_perc 0.5\n")
+    assert (engine.running, engine.waiting, engine.waiting_capacity) == (None, None, None)
+    assert (engine.counters, engine.finished, engine.ttft) == ({}, {}, None)
+    assert engine.kv_used == 0.5
 
 
 @pytest.mark.parametrize("value", ["NaN", "+Inf", "-Inf", "-1"])
