@@ -86,8 +86,9 @@ def _run(text: str, spec: StyleSpec, x: float, y: float, width: float) -> list[s
         more = ' font-weight="bold"' if spec.bold else ""
         more += ' opacity="0.6"' if spec.dim else ""
         more += ' text-decoration="underline"' if spec.underline else ""
+        shown = escape(word).replace(" ", NBSP)
         parts.append(
             f'<text x="{left:g}" y="{y + 13:g}" textLength="{long:g}" '
-            f'lengthAdjust="spacingAndGlyphs" fill="{fore}"{more}>{escape(word).replace(" ", NBSP)}</text>'
+            f'lengthAdjust="spacingAndGlyphs" fill="{fore}"{more}>{shown}</text>'
         )
     return parts
