@@ -234,6 +234,8 @@ class EngineRole:
         elif waited >= MAX_AGE_S + BOUNDARY_WAIT_S:
             inside = self.watch.depth > 0
             why = "the engine is inside a scheduler call" if inside else "no cut could be taken yet"
+            if self.watch.last_error:
+                why += f"; error of the probe's own: {self.watch.last_error}"
             self._refuse_all(why)
 
     def _credit_short(self, now: float) -> bool:

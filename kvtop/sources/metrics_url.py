@@ -50,7 +50,9 @@ def normalize_url(text: str) -> str:
         raise _bad(text, "carries a user name, which kvtop does not send")
     if parts.query or parts.fragment or "?" in given or "#" in given:
         raise _bad(text, "has a ? or # part")
-    if port == 0 or not _is_host(host) or parts.netloc.endswith(":"):
+    # Python 3.10 takes anything between brackets for a host name.
+    brackets = "[" in parts.netloc and ":" not in host
+    if port == 0 or not _is_host(host) or brackets or parts.netloc.endswith(":"):
         raise _bad(text, "has no valid host and port")
     path = parts.path.rstrip("/")
     if path == "/metrics" or path.endswith("/metrics"):

@@ -3,7 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvtop.errors import BadDataError, NotFoundError, StorageError
@@ -85,6 +85,7 @@ names = st.text(
 ).filter(lambda name: not name.startswith(("process", "thread", "#")))
 
 
+@settings(deadline=None)
 @given(
     st.dictionaries(
         st.lists(names, min_size=1, max_size=5).map(tuple), st.integers(1, 10**9), min_size=1
@@ -94,6 +95,7 @@ def test_round_trip(stacks: dict[tuple[str, ...], int]) -> None:
     assert dict(parse(format_folded(Folded(list(stacks.items())))).stacks) == stacks
 
 
+@settings(deadline=None)
 @given(st.text(max_size=300))
 def test_any_text_is_stacks_or_a_plain_error(text: str) -> None:
     try:

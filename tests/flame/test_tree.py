@@ -3,7 +3,7 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvtop.flame.difference import diff
@@ -44,6 +44,7 @@ frames = st.lists(st.sampled_from(["a", "b", "a b", "a;", "ab"]), max_size=5).ma
 stacks = st.dictionaries(frames, st.integers(1, 100), max_size=25)
 
 
+@settings(deadline=None)
 @given(stacks, st.booleans())
 def test_a_tree_is_what_adding_up_by_hand_gives(
     rows: dict[tuple[str, ...], int], inverted: bool
@@ -59,6 +60,7 @@ def test_a_tree_is_what_adding_up_by_hand_gives(
     assert by_path(tree) == {path: (own[path], total[path]) for path in total}
 
 
+@settings(deadline=None)
 @given(
     st.dictionaries(
         st.lists(st.sampled_from(["a", "b", "a b", "ab", "a<"]), min_size=1, max_size=5).map(tuple),
@@ -155,6 +157,7 @@ def test_a_difference_compares_shares_and_not_counts() -> None:
     assert "b" in found.tree.labels
 
 
+@settings(deadline=None)
 @given(stacks.filter(bool), st.booleans())
 def test_no_difference_to_itself(rows: dict[tuple[str, ...], int], inverted: bool) -> None:
     folded = Folded(list(rows.items()))
