@@ -89,9 +89,11 @@ class ProbeClient:
 
         if self._client is None:
             self._client = httpx.AsyncClient(
+                # No TLS on a Unix socket: without this, megabytes of CA certificates are read.
                 transport=httpx.AsyncHTTPTransport(
-                    uds=str(self._path), limits=httpx.Limits(max_connections=2)
+                    uds=self._path, verify=False, limits=httpx.Limits(max_connections=2)
                 ),
+                trust_env=False,
                 timeout=self._timeout_s,
                 base_url="http://kvtop",
                 # Nothing is unpacked here: a few bytes could become gigabytes.
