@@ -190,7 +190,8 @@ async def test_denied_ptrace_names_the_remedy(py_spy: str, spawn: Spawn, tmp_pat
 async def test_not_python(py_spy: str) -> None:
     with subprocess.Popen(["sleep", "60"]) as child:
         with pytest.raises(BadDataError, match=f"Python of process {child.pid}"):
-            await Recording(Plan(child.pid, 1.0, 10)).run()
+            # Long enough for py-spy to say so itself on a busy machine.
+            await Recording(Plan(child.pid, 15.0, 10)).run()
         child.kill()
 
 
