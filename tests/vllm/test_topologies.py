@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from kvtop.errors import ExitCode
 from kvtop.model.blocks import BlockState
 from kvtop.model.snapshot import Engine
 from kvtop.sources.answers import parse_detail, parse_snapshot, request_path
@@ -27,6 +28,8 @@ from tests.vllm.server import CONFIG, START_S, Server, make_model
 pytestmark = pytest.mark.vllm
 
 BLOCKS = 48
+GEMMA_BLOCKS = 64
+"""The least that holds one request of full length in two groups is 52."""
 LOOKS = 25
 WINDOW = 256
 
@@ -75,15 +78,18 @@ def served(
 
 
 def once(sockets: Path, *arguments: str) -> dict[str, Any]:
-    """`kvtop once --json`."""
-    done = subprocess.run(
-        [sys.executable, "-m", "kvtop", "once", "--json", "--no-gpus", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=90,
-        check=False,
-        env={**os.environ, "KVTOP_DIR": str(sockets)},
-    )
+    """`kvtop once --json`, again while a busy machine keeps it from seeing all in time."""
+    for _ in range(5):
+        done = subprocess.run(
+            [sys.executable, "-m", "kvtop", "once", "--json", "--no-gpus", *arguments],
+            capture_output=True,
+            text=True,
+            timeout=90,
+            check=False,
+            env={**os.environ, "KVTOP_DIR": str(sockets)},
+        )
+        if done.returncode not in (ExitCode.UNREACHABLE, ExitCode.NOT_FOUND):
+            break
     assert (done.returncode, done.stderr) == (0, ""), done.stdout[-2000:]
     data: dict[str, Any] = json.loads(done.stdout)
     return data
@@ -100,7 +106,7 @@ def roles(sockets: Path, patience_s: float = 30.0, **wanted: int) -> dict[str, i
         time.sleep(0.25)
 
 
-def check_identities(engine: Engine) -> None:
+def check_identities(engine: Engine, blocks: int = BLOCKS) -> None:
     """What must hold in every cut, block by block and in sums."""
     (pool,) = engine.pools
     counts = pool.counts
@@ -111,7 +117,7 @@ def check_identities(engine: Engine) -> None:
         *(counts.null, counts.free, counts.cached, counts.used),
         *(counts.shared, counts.held, counts.ghost),
     )
-    assert sum(parts) == counts.total == BLOCKS
+    assert sum(parts) == counts.total == blocks
     assert counts.free + counts.cached == pool.free_queue
     assert counts.ghost == 0
     for state, refs, holders in zip(pool.states, pool.refs, pool.tables, strict=True):
@@ -154,10 +160,10 @@ def test_data_parallel_engines_each_have_their_own_map(
             for engine in looks:
                 check_identities(engine)
         data = once(server.sockets, "--url", server.url)
-    assert {looks[0].index for looks in seen} == {0, 1}
+    assert {looks[0].engine for looks in seen} == {0, 1}
     assert all(any(e.requests for e in looks) for looks in seen)
     engines = data["engines"]
-    assert [e["index"] for e in engines] == [0, 1]
+    assert [e["engine"] for e in engines] == [0, 1]
     assert len({e["pid"] for e in engines}) == 2
     # /metrics has the sum of both in `num_gpu_blocks`, under either engine's label.
     assert [e["blocks"]["total"] for e in engines] == [BLOCKS, BLOCKS]
@@ -189,7 +195,8 @@ def test_tensor_parallel_workers_belong_to_their_engine(
 def test_two_kv_cache_groups_share_one_pool(python: str, tmp_path: Path) -> None:
     model = make_model(python, tmp_path / "gemma")
     (model / "config.json").write_text(json.dumps(GEMMA))
-    with served(python, model, tmp_path) as server:
+    sizes = ("--num-gpu-blocks-override", str(GEMMA_BLOCKS))
+    with served(python, model, tmp_path, *sizes) as server:
         path = probe_socket(server)
         (looks,) = load_and_look(server, [path])
         working = subprocess.Popen(
@@ -203,7 +210,7 @@ def test_two_kv_cache_groups_share_one_pool(python: str, tmp_path: Path) -> None
             working.kill()
             working.wait()
     for engine in looks:
-        check_identities(engine)
+        check_identities(engine, GEMMA_BLOCKS)
     groups = looks[0].groups
     assert sorted((g.kind, g.sliding_window_tokens) for g in groups) == [
         ("FullAttention", None),
@@ -268,10 +275,8 @@ def test_an_llm_without_a_server(
         while b"built" not in log.read_bytes() and process.poll() is None:
             assert time.monotonic() < end, log.read_text()[-3000:]
             time.sleep(0.5)
-        found = roles(
-            sockets, engine=1, **({"api": 1, "worker": 1} if multiprocessing == "1" else {})
-        )
-        assert found["engine"] == 1, (found, log.read_text()[-3000:])
+        wanted = {"engine": 1} if multiprocessing == "0" else {"api": 1, "engine": 1, "worker": 1}
+        assert roles(sockets, **wanted) == wanted, log.read_text()[-3000:]
         (path,) = sockets.glob("engine-*.sock")
         looks = []
         end = time.monotonic() + 60
