@@ -61,7 +61,11 @@ def run(parsed: argparse.Namespace) -> int:
 def outcome(snapshot: Snapshot) -> ExitCode:
     """What the shell is told: a server was found, none was, or a probe is there and silent."""
     if not any(e.metrics or (e.pid is not None and e.alive) for e in snapshot.engines):
-        return ExitCode.NOT_FOUND
+        # A machine so busy that even /proc was not read in time is no proof of absence.
+        looked = not any(
+            s.kind == "discovery" and s.state is SourceState.STARTING for s in snapshot.sources
+        )
+        return ExitCode.NOT_FOUND if looked else ExitCode.UNREACHABLE
     silent = (SourceState.FAILED, SourceState.STARTING)
     if any(s.kind == "engine" and s.state in silent for s in snapshot.sources):
         return ExitCode.UNREACHABLE
