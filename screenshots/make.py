@@ -21,6 +21,7 @@ from svg import picture  # noqa: E402
 from kvtop.config import Options  # noqa: E402
 from kvtop.demo.launch import running  # noqa: E402
 from kvtop.demo.source import DemoGpuSource  # noqa: E402
+from kvtop.detect.judge import Judge  # noqa: E402
 from kvtop.draw.requests import visible_requests  # noqa: E402
 from kvtop.draw.screen import screen  # noqa: E402
 from kvtop.draw.view import View  # noqa: E402
@@ -73,15 +74,17 @@ async def take(shot: Shot, seconds: float, seed: int) -> str:
         )
         live = Live(Options(interval_s=0.5), target)
         history = History()
+        judge = Judge()
         view = View(history=history, interval_s=0.5)
         start: float | None = None
         try:
             async for snap in live.snapshots():
                 history.append(snap)
+                findings = judge.judge(snap)
                 start = start or snap.mono_s
                 if snap.mono_s - start >= seconds and snap.engines and snap.engines[0].requests:
                     break
-            view = replace(view, now_s=snap.time_s)
+            view = replace(view, now_s=snap.time_s, findings=findings)
             if shot.view is not None:
                 view = await shot.view(live, snap, view)  # type: ignore[misc]
         finally:
