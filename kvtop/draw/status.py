@@ -6,7 +6,19 @@ from collections.abc import Sequence
 
 from kvtop.draw.numbers import clock, count, duration
 from kvtop.draw.pick import RANK, engine_of, now, source_of, why
-from kvtop.draw.text import Field, block, choose, clip, fields, fit, line_width, pad, safe, wrap
+from kvtop.draw.text import (
+    DASH,
+    Field,
+    block,
+    choose,
+    clip,
+    fields,
+    fit,
+    line_width,
+    pad,
+    safe,
+    wrap,
+)
 from kvtop.draw.view import Line, Run, View
 from kvtop.model.snapshot import Engine, Snapshot, SourceState, SourceStatus
 
@@ -174,7 +186,8 @@ def sources_panel(snap: Snapshot, view: View, width: int, height: int) -> list[L
         probe = engine.probe
         cost = f"probe {safe(probe.version, view.ascii)}: step {count(probe.step)}"
         cost += f", cut at {safe(probe.point, view.ascii)}, {count(probe.scan_us)} us a cut"
-        cost += f", {probe.cost_percent:.2f} % of the engine's thread"
+        share = DASH if probe.cost_percent is None else f"{probe.cost_percent:.2f}"
+        cost += f", {share} % of the engine's thread"
         if probe.missing:
             cost += "; not available: " + safe(", ".join(probe.missing), view.ascii)
         lines += [((line, ""),) for line in wrap(cost, width)]

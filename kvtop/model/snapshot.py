@@ -251,10 +251,11 @@ class ProbeInfo:
     """kvtop version of the code inside the engine."""
     step: int
     """Scheduler step of the cut."""
-    scan_us: float
-    """Time that the last cut took on the engine's thread, microseconds."""
-    cost_percent: float
-    """Probe time on the engine's thread, share of wall time since the client came, 0-100."""
+    scan_us: float | None
+    """Time that the last cut took on the engine's thread, microseconds. None: not told."""
+    cost_percent: float | None
+    """Probe time on the engine's thread, share of wall time since the client came, 0-100.
+    None: not told."""
     point: str
     """Where the cut was taken: `boundary` (entry of schedule), `idle`, or
     `executing` (between two scheduler calls while the model runs)."""

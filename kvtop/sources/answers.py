@@ -188,6 +188,9 @@ def parse_snapshot(body: bytes) -> Engine:
     cut_time_s = _opt(data, "time_s", float)
     if cut_time_s is None:
         raise BadDataError("the probe's answer has no time")
+    step = _opt(probe, "step", int)
+    if step is None:
+        raise BadDataError("the probe's answer has no step")
     counters = data.get("counters")
     return Engine(
         engine=_opt(engine, "index", int),
@@ -221,9 +224,9 @@ def parse_snapshot(body: bytes) -> Engine:
         requests=_requests(data.get("requests")),
         probe=ProbeInfo(
             version=_opt(probe, "version", str) or "?",
-            step=_opt(probe, "step", int) or 0,
-            scan_us=_opt(probe, "scan_us", float) or 0.0,
-            cost_percent=_opt(probe, "cost_percent", float) or 0.0,
+            step=step,
+            scan_us=_opt(probe, "scan_us", float),
+            cost_percent=_opt(probe, "cost_percent", float),
             point=_opt(probe, "point", str) or "?",
             cut_time_s=cut_time_s,
             step_age_s=_opt(probe, "step_age_s", float),

@@ -157,6 +157,17 @@ def test_numbers_beyond_any_counter_are_unknown(number: str) -> None:
     assert parse_snapshot(text.encode()).probe
 
 
+def test_what_the_probe_does_not_tell_of_itself_is_unknown() -> None:
+    data = answer()
+    data["probe"] = {"version": "0.1.0", "step": 9}
+    probe = parse_snapshot(body(data)).probe
+    assert probe is not None
+    assert (probe.scan_us, probe.cost_percent) == (None, None)
+    del data["probe"]["step"]
+    with pytest.raises(BadDataError, match="no step"):
+        parse_snapshot(body(data))
+
+
 def test_deep_nesting_is_refused() -> None:
     with pytest.raises(BadDataError):
         parse_snapshot(b"[" * 100_000)

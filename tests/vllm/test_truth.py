@@ -222,5 +222,7 @@ def test_the_probe_says_what_it_costs(record: Record) -> None:
         assert engine.probe is not None
         assert engine.probe.errors == 0
         assert engine.probe.drift == 0
+        assert engine.probe.cost_percent is not None
+        assert engine.probe.scan_us is not None
         assert engine.probe.cost_percent <= 0.5
-    assert any(e.probe.scan_us > 0 for e in record.snapshots if e.probe)
+    assert any((e.probe.scan_us or 0) > 0 for e in record.snapshots if e.probe)
