@@ -85,6 +85,8 @@ def _engine_fields(snap: Snapshot, view: View, engine: Engine) -> list[Field]:
     elif engine.state:
         parts.append((9, ((safe(engine.state, view.ascii), "label"),)))
     parts.append((2, _probe(snap, view, engine)))
+    if view.player is None:
+        parts.append((10, ((f"every {duration(view.interval_s)}", "label"),)))
     return parts
 
 
@@ -113,7 +115,7 @@ def _probe(snap: Snapshot, view: View, engine: Engine) -> Line:
         return (("probe starting", "dim"),) if starting else (("no probe", "warn"),)
     if engine.probe.errors:
         return ((f"probe {count(engine.probe.errors)} errors", "warn"),)
-    return (("probe ", ""), ("ok", "ok"), (f" {duration(view.interval_s)}", ""))
+    return (("probe ", ""), ("ok", "ok"))
 
 
 def footer(_snap: Snapshot, view: View, width: int, keys: Sequence[tuple[str, str]]) -> Line:
@@ -135,9 +137,11 @@ def footer(_snap: Snapshot, view: View, width: int, keys: Sequence[tuple[str, st
         text = clip(safe(view.message, view.ascii), width, view.ascii)
         return fit(((text, "message"),), width)
     parts: list[Field] = [
-        (at, ((key, "key"), (label, "key.label"))) for at, (key, label) in enumerate(keys)
+        # Without colours only the spaces tell a key from its label.
+        (at, ((key, "key"), (f" {label}", "key.label")))
+        for at, (key, label) in enumerate(keys)
     ]
-    return fit(fields(parts, width, " "), width)
+    return fit(fields(parts, width, "  "), width)
 
 
 def nothing_found(snap: Snapshot, view: View, width: int, height: int) -> list[Line]:
