@@ -6,12 +6,22 @@ import os
 import stat
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from kvtop import __version__
-from kvtop.attach.ability import Ability, AttachError, Backend, Injectee
-from kvtop.attach.elf import python_version
+from kvtop.attach.ability import AttachError, Backend
+from kvtop.attach.deliver import (
+    DEADLINE_S,
+    WAKE_S,
+    Delivery,
+    NoEffectError,
+    abilities,
+    able,
+    injectee,
+    ready,
+)
 from kvtop.attach.hello import Hello, ask
 from kvtop.attach.native import NativeBackend
 from kvtop.attach.outside import visible
@@ -24,12 +34,22 @@ from kvtop.attach.with_frida import FridaBackend
 from kvtop.attach.with_gdb import GdbBackend
 from kvtop.errors import ExitCode
 
-DEADLINE_S = 30.0
-"""From the code's start in the target until its probe must answer."""
-WAKE_S = 3.0
-"""The same where another back end can still be tried."""
-_LOOK_S = 0.05
 _MAX_NOTE = 500
+
+__all__ = [
+    "WAKE_S",
+    "Outcome",
+    "abilities",
+    "able",
+    "attach",
+    "backends",
+    "detach",
+    "folders_of",
+    "injectee",
+    "read_private",
+    "ready",
+    "socket_of",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,24 +69,6 @@ class Outcome:
 def backends() -> tuple[Backend, ...]:
     """All back ends, in the order in which they are tried."""
     return (RemoteExecBackend(), NativeBackend(), FridaBackend(), GdbBackend())
-
-
-def injectee(process: FoundProcess, proc: Proc | None = None) -> Injectee:
-    """What the back ends need to know of a process."""
-    proc = proc or Proc()
-    return Injectee(
-        pid=process.pid,
-        start_ticks=process.start_ticks,
-        uid=process.uid,
-        python=python_version(proc, process.pid),
-        executable=proc.link(f"{process.pid}/exe"),
-        container=process.container,
-    )
-
-
-def abilities(target: Injectee, among: Sequence[Backend]) -> list[tuple[Backend, Ability]]:
-    """Which back ends can reach a process, and why the others cannot."""
-    return [(backend, backend.available(target)) for backend in among]
 
 
 def attach(
@@ -102,7 +104,11 @@ def attach(
     _check_folder(process)
     started = time.monotonic()
     code = attach_code(replace=replace, any_process=any_process)
-    hello, way = _inject(process, code, backends() if among is None else among)
+    delivery = Delivery(process, code, lambda: _hello(process), lambda: _failure(process))
+    try:
+        hello, way = delivery.run(backends() if among is None else among)
+    except NoEffectError as error:
+        raise _without_answer(process, error) from error
     took = time.monotonic() - started
     if hello.loaded_by != "attach":
         return Outcome(process.pid, role, False, f"a probe came up by itself ({hello.loaded_by})")
@@ -124,106 +130,29 @@ def detach(process: FoundProcess, role: str, *, among: Sequence[Backend] | None 
     socket = socket_of(process)
     if socket is None:
         return Outcome(process.pid, role, False, "there is no probe in it")
-    target = _ready(process)
-    failures: list[AttachError] = []
-    for backend in _able(target, backends() if among is None else among):
-        _take_note(process)
-        try:
-            backend.run(target, detach_code())
-        except AttachError as error:
-            failures.append(error)
-            continue
-        end = time.monotonic() + DEADLINE_S
-        while time.monotonic() < end:
-            if not socket.exists():
-                return Outcome(process.pid, role, True, f"probe taken out with {backend.name}")
-            note = _take_note(process)
-            if note:
-                raise AttachError(f"process {process.pid}: {note}")
-            time.sleep(_LOOK_S)
-        raise AttachError(
-            f"the probe of process {process.pid} is still there after {DEADLINE_S:g} s",
-            "the process may be too busy or stuck; try again",
-        )
-    raise failures[-1]
+
+    def gone() -> bool | None:
+        return None if socket.exists() else True
+
+    delivery = Delivery(process, detach_code(), gone, lambda: _failure(process))
+    _, way = delivery.run(backends() if among is None else among)
+    return Outcome(process.pid, role, True, f"probe taken out with {way}")
 
 
-def _inject(process: FoundProcess, code: str, among: Sequence[Backend]) -> tuple[Hello, str]:
-    """Runs the code with the first back end that can; the answer of the probe, and the way."""
-    target = _ready(process)
-    able = _able(target, among)
-    failure: AttachError | None = None
-    for at, backend in enumerate(able):
-        _take_note(process)
-        try:
-            backend.run(target, code)
-        except AttachError as error:
-            failure = error
-            continue
-        # remote_exec gets to run only when the main thread wakes up; the others run at once.
-        more = backend.name == "remote_exec" and at + 1 < len(able)
-        end = time.monotonic() + (WAKE_S if more else DEADLINE_S)
-        while time.monotonic() < end:
-            hello = _hello(process)
-            if hello is not None:
-                return hello, backend.name
-            note = _take_note(process)
-            if note:
-                raise AttachError(f"process {process.pid}: {note}", code=_code_of(process, note))
-            now = Proc().stat(process.pid)
-            if now is None or now.state in "ZX":
-                raise AttachError(f"process {process.pid} has ended", code=ExitCode.NOT_FOUND)
-            time.sleep(_LOOK_S)
-        failure = AttachError(
-            f"the probe in process {process.pid} does not answer after {DEADLINE_S:g} s",
-            "the process may be stuck, or have nothing of an engine yet; the probe goes on looking",
-        )
-        if not more:
-            break
-    assert failure is not None  # noqa: S101 - `_able` is never empty
-    raise failure
+def _without_answer(process: FoundProcess, error: NoEffectError) -> AttachError:
+    """The failure where no probe has come up; one that still looks for its part is taken out."""
+    if not error.begun:
+        return error
+    with suppress(AttachError):
+        error.backend.run(injectee(process), detach_code(only_attached=True))
+    return AttachError(
+        f"the probe has found nothing to watch in process {process.pid} within {DEADLINE_S:g} s "
+        "and was taken out again",
+        "it may still be starting, have no part of an engine, or be stuck",
+    )
 
 
-def _ready(process: FoundProcess) -> Injectee:
-    """The target, if it is still that process and can run code at all.
-
-    Raises:
-        AttachError: It cannot.
-    """
-    now = Proc().stat(process.pid)
-    if now is None or now.start_ticks != process.start_ticks or now.state in "ZX":
-        raise AttachError(f"process {process.pid} is gone", code=ExitCode.NOT_FOUND)
-    if now.state in "Tt":
-        raise AttachError(
-            f"process {process.pid} is stopped and can run no code",
-            f"kill -CONT {process.pid} lets it go on; a debugger may hold it",
-        )
-    if process.uid not in {-1, os.geteuid()} and os.geteuid() != 0:
-        raise AttachError(
-            f"process {process.pid} belongs to user {process.uid}",
-            "run kvtop as that user or as root",
-            ExitCode.DENIED,
-        )
-    return injectee(process)
-
-
-def _able(target: Injectee, among: Sequence[Backend]) -> list[Backend]:
-    """The back ends that can reach the target, in order; never empty.
-
-    Raises:
-        AttachError: None can; says why for each.
-    """
-    found = abilities(target, among)
-    able = [backend for backend, ability in found if ability.ok]
-    if not able:
-        reasons = ", ".join(f"{backend.name}: {ability.reason}" for backend, ability in found)
-        raise AttachError(
-            f"process {target.pid} cannot be reached ({reasons})", code=ExitCode.DENIED
-        )
-    return able
-
-
-def _folders(process: FoundProcess) -> list[Path]:
+def folders_of(process: FoundProcess) -> list[Path]:
     """Directories where the probe of a process may listen and leave its note."""
     proc = Proc()
     foreign = proc.link(f"{process.pid}/ns/mnt") != proc.link("self/ns/mnt")
@@ -242,7 +171,7 @@ def _check_folder(process: FoundProcess) -> None:
     given = kvtop_dir_of(Proc(), process.pid)
     if given is not None and not given.startswith("/"):
         return  # It counts from the directory that the process is in, which may change.
-    folder = _folders(process)[0]
+    folder = folders_of(process)[0]
     try:
         about = folder.lstat()
     except (OSError, ValueError):
@@ -269,7 +198,7 @@ def _code_of(process: FoundProcess, note: str) -> ExitCode:
 def socket_of(process: FoundProcess) -> Path | None:
     """Socket of the probe of a process, looked for now; None: there is none."""
     folders = [process.probe_socket.parent] if process.probe_socket else []
-    for folder in [*folders, *_folders(process)]:
+    for folder in [*folders, *folders_of(process)]:
         for file in list_sockets(folder):
             if file.ns_pid == process.ns_pid and file.uid in {process.uid, 0}:
                 return file.path
@@ -282,20 +211,29 @@ def _hello(process: FoundProcess) -> Hello | None:
     return None if path is None else ask(path)
 
 
+def _failure(process: FoundProcess) -> AttachError | None:
+    """What our code has left word of; None: nothing."""
+    note = _take_note(process)
+    if not note:
+        return None
+    return AttachError(f"process {process.pid}: {note}", code=_code_of(process, note))
+
+
 def _take_note(process: FoundProcess) -> str:
     """The note that our code left in the target's private directory; it is removed.
 
     Empty: there is none. Control characters are made visible: it is text from outside.
     """
-    for folder in _folders(process):
+    for folder in folders_of(process):
         path = folder / f"{NOTE_PREFIX}{process.ns_pid}.txt"
-        text = _read_private(path, process.uid)
+        text = read_private(path, process.uid)
         if text:
             return visible(text, _MAX_NOTE)
     return ""
 
 
-def _read_private(path: Path, uid: int) -> str:
+def read_private(path: Path, uid: int) -> str:
+    """A small file of this user's, which is removed. Empty: there is none."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
