@@ -42,6 +42,9 @@ class Options:
     happens. None: no black box."""
     attach: bool = False
     """True: put the probe into engines that have none when the screen starts."""
+    allow_actions: bool = False
+    """True: keys may abort a request or reset the prefix cache, after a question. Only the flag
+    sets it, for each start anew."""
     findings: Mapping[str, Any] = field(default_factory=dict)
     """Thresholds of detectors, by name, from the file's `[findings]` section."""
 
@@ -171,7 +174,7 @@ def load(
     required = path is not None or bool(environ.get("KVTOP_CONFIG"))
     path = config_path(environ) if path is None else path
     names = {f.name for f in fields(Options)} - {"findings"}
-    keys = {name.removesuffix("_s"): name for name in names}
+    keys = {name.removesuffix("_s"): name for name in names - {"allow_actions"}}
     chosen: dict[str, Any] = {}
     for key, raw in _read_file(path, required).items():
         if key == "findings" and isinstance(raw, dict):
@@ -188,5 +191,5 @@ def load(
             chosen[name] = _value(name, environ[variable], variable)
     for name, raw in flags.items():
         if name in names and raw is not None:
-            chosen[name] = _value(name, raw, "--" + name.removesuffix("_s"))
+            chosen[name] = _value(name, raw, "--" + name.removesuffix("_s").replace("_", "-"))
     return replace(Options(), **chosen)

@@ -21,18 +21,15 @@ from dataclasses import asdict, dataclass
 
 from kvtop.attach import probe
 from kvtop.attach.ability import AttachError, Backend
-from kvtop.attach.act_code import NOTE_PREFIX, WAIT_S, act_code
+from kvtop.attach.act_code import NOTE_PREFIX, act_code
 from kvtop.attach.act_http import Said, ask_to_abort, ask_to_reset, route_of
+from kvtop.attach.deliver import DEADLINE_S, Delivery, able, ready
 from kvtop.attach.find import find_servers
 from kvtop.attach.outside import visible
-from kvtop.attach.procfs import Proc
 from kvtop.attach.servers import FoundProcess, FoundServer
 
 WHATS = ("abort", "reset")
 """All that can be asked for."""
-ANSWER_S = WAIT_S + 5.0
-"""From the code's start in the API server until its note must be there."""
-_LOOK_S = 0.02
 _MAX_INPUT = 1 << 20
 
 
@@ -164,7 +161,7 @@ def _inside(server: FoundServer, among: Sequence[Backend] | None) -> tuple[str, 
     why = ""
     for process in server.apis:
         try:
-            way = probe.able(probe.ready(process), backends)[0].name
+            way = able(ready(process), backends)[0].name
         except AttachError as error:
             why = error.what
             continue
@@ -176,17 +173,17 @@ def _in_apis(server: FoundServer, request: Request, among: Sequence[Backend] | N
     """The API server that knows the request is asked; a reset may be asked of any."""
     backends = probe.backends() if among is None else among
     reasons: list[str] = []
-    ready: list[FoundProcess] = []
+    asked: list[FoundProcess] = []
     for process in server.apis:
         said = _in_one(process, request, backends, even_unknown=len(server.apis) == 1)
         if said.done not in ("failed", "unknown"):
             return said
         reasons.append(said.text)
         if said.done == "unknown":
-            ready.append(process)
-    if len(ready) == len(server.apis) and ready:
+            asked.append(process)
+    if len(asked) == len(server.apis):
         # No API server knows it, and none was left out: it has lost its client.
-        return _in_one(ready[0], request, backends, even_unknown=True)
+        return _in_one(asked[0], request, backends, even_unknown=True)
     return Said("failed", "; ".join(dict.fromkeys(reasons)))
 
 
@@ -194,44 +191,21 @@ def _in_one(
     process: FoundProcess, request: Request, backends: Sequence[Backend], *, even_unknown: bool
 ) -> Said:
     name = f"{NOTE_PREFIX}{secrets.token_hex(8)}.txt"
-    expires_s = time.time() + ANSWER_S
+    expires_s = time.time() + DEADLINE_S
     code = act_code(request.what, request.request_id, name, expires_s, even_unknown=even_unknown)
+    delivery = Delivery(process, code, lambda: _note(process, name), lambda: None)
     try:
-        target = probe.ready(process)
-        fit = probe.able(target, backends)
+        return delivery.run(backends)[0]
     except AttachError as error:
         return Said("failed", error.line())
-    failure = ""
-    for at, backend in enumerate(fit):
-        try:
-            backend.run(target, code)
-        except AttachError as error:
-            failure = error.line()
-            continue
-        # remote_exec gets to run only when the main thread wakes up. Another way may then do it a
-        # second time, which changes nothing: the request is gone, the cache is empty.
-        more = backend.name == "remote_exec" and at + 1 < len(fit)
-        said = _wait(process, name, probe.WAKE_S if more else ANSWER_S)
-        if said is not None:
-            return said
-        failure = f"the API server, pid {process.pid}, did not say how it went"
-        if not more:
-            break
-    return Said("failed", failure)
 
 
-def _wait(process: FoundProcess, name: str, wait_s: float) -> Said | None:
-    """The note of the code. None: there is none in that time."""
-    end = time.monotonic() + wait_s
-    while time.monotonic() < end:
-        for folder in probe.folders_of(process):
-            text = probe.read_private(folder / name, process.uid)
-            if text:
-                return _read(text)
-        now = Proc().stat(process.pid)
-        if now is None or now.state in "ZX":
-            return Said("failed", f"the API server, pid {process.pid}, has ended")
-        time.sleep(_LOOK_S)
+def _note(process: FoundProcess, name: str) -> Said | None:
+    """What the code has left. None: nothing yet."""
+    for folder in probe.folders_of(process):
+        text = probe.read_private(folder / name, process.uid)
+        if text:
+            return _read(text)
     return None
 
 

@@ -44,7 +44,7 @@ def options_from(parsed: argparse.Namespace) -> Options:
     """
     flags = {
         name: getattr(parsed, name, None)
-        for name in ("url", "pid", "gpus", "ascii", "stacks", "attach")
+        for name in ("url", "pid", "gpus", "ascii", "stacks", "attach", "allow_actions")
     }
     named = {"interval_s": "interval", "blackbox_s": "blackbox"}
     times = {name: getattr(parsed, option, None) for name, option in named.items()}

@@ -28,6 +28,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=None,
         help="put the probe into engines that have none, without a question",
     )
+    parser.add_argument(
+        "--allow-actions",
+        action="store_true",
+        default=None,
+        help="let keys X and C abort a request and reset the prefix cache, after a question",
+    )
 
 
 def run(parsed: argparse.Namespace) -> int:

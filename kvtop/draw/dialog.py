@@ -17,6 +17,7 @@ _HINTS = {
     "finding": "esc closes  up/down scroll  its blocks are lit on the map",
     "message": "esc closes",
     "confirm": "y yes  n no",
+    "danger": "y does it  n, enter and esc do not",
     "input": "enter accepts  esc cancels",
 }
 _LIVE = ("sources", "findings", "finding")

@@ -24,14 +24,14 @@ class Dialog:
 
     kind: str
     """`help`, `sources`, `findings`, `finding` (these three are drawn live), `message`,
-    `confirm` or `input`."""
+    `confirm`, `danger` (a question whose answer is no unless `y` is pressed) or `input`."""
     title: str
     """Title of its box."""
     lines: tuple[Line, ...] = ()
     """What it says; longer lines are cut, more lines are scrolled. For `finding` what its
     rule means, a paragraph a line; those are wrapped."""
     action: str = ""
-    """What the answer is for; only `confirm` and `input` have one."""
+    """What the answer is for; only questions and `input` have one."""
     value: str = ""
     """Text typed so far; only `input` has one."""
 
@@ -140,5 +140,7 @@ class View:
     """For the header while a session is recorded, for example `REC 1.2 MiB`. Empty: none is."""
     player: Player | None = None
     """Where the replay is. None: this is live."""
+    allow_actions: bool = False
+    """True: kvtop was started with `--allow-actions`; keys may change an engine."""
     baseline: Baseline | None = None
     """The pinned moment. None: none is."""

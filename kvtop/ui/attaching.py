@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 from kvtop.draw.text import visible, wrap
@@ -83,6 +83,18 @@ class Attaching:
         self._show(Dialog("message", f"Attaching to pid {pid} failed", shown))
 
 
+def child_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment for a kvtop that runs in another directory.
+
+    It runs elsewhere, so that no module beside the user's files is picked up.
+    """
+    env = dict(environ)
+    if env.get("PYTHONPATH"):
+        parts = env["PYTHONPATH"].split(os.pathsep)
+        env["PYTHONPATH"] = os.pathsep.join(os.path.abspath(part) for part in parts)
+    return env
+
+
 def attach(pid: int) -> tuple[bool, str]:
     """Run `kvtop attach PID`. Blocking, seconds.
 
@@ -92,11 +104,6 @@ def attach(pid: int) -> tuple[bool, str]:
     Returns:
         Whether it worked, and what was said, one line a process.
     """
-    env = dict(os.environ)
-    if env.get("PYTHONPATH"):
-        # The child runs elsewhere, so that no module beside the user's files is picked up.
-        parts = env["PYTHONPATH"].split(os.pathsep)
-        env["PYTHONPATH"] = os.pathsep.join(os.path.abspath(part) for part in parts)
     try:
         done = subprocess.run(
             [sys.executable, "-m", "kvtop", "attach", str(pid)],
@@ -104,7 +111,7 @@ def attach(pid: int) -> tuple[bool, str]:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             cwd="/",
-            env=env,
+            env=child_environment(os.environ),
             start_new_session=True,
         )
     except OSError as error:

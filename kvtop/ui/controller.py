@@ -16,6 +16,7 @@ from kvtop.draw.requests import COLUMNS
 from kvtop.draw.status import sources_panel
 from kvtop.draw.view import Detail, Dialog, View
 from kvtop.model.snapshot import Snapshot
+from kvtop.ui.act_keys import ACTIONS as ACT_ACTIONS
 from kvtop.ui.effects import (
     Answer,
     FetchDetail,
@@ -109,6 +110,11 @@ def _in_dialog(view: View, dialog: Dialog, key: str, here: Here, character: str 
         if key in ("y", "enter"):
             return closed, Answer(dialog.action, "")
         return (closed, None) if key in ("n", "q", "escape") else (view, None)
+    if dialog.kind == "danger":
+        # The answer is no unless it is spelled out.
+        if key == "y":
+            return closed, Answer(dialog.action, "")
+        return (closed, None) if key in ("n", "q", "escape", "enter") else (view, None)
     action = action_of(key)
     if dialog.kind == "findings" and (result := in_findings(view, action, here)) is not None:
         return result
@@ -321,6 +327,7 @@ ACTIONS: dict[str, Callable[[View, Here], Result]] = {
     "redraw": _redraw,
     "suspend": _suspend,
     "quit": _quit,
+    **ACT_ACTIONS,
     **SESSION_ACTIONS,
     **FLAME_ACTIONS,
 }

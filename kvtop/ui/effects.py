@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kvtop.draw.view import View
-from kvtop.model.snapshot import Engine
+from kvtop.model.snapshot import Engine, Request
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +88,20 @@ class Flame:
     """`capture` (start one, or cancel the one that runs) or `view` (open the last one)."""
 
 
+@dataclass(frozen=True, slots=True)
+class Act:
+    """Ask whether to change an engine, and do it when the answer is yes."""
+
+    what: str
+    """`abort` (one request) or `reset` (the prefix cache)."""
+    engine: Engine
+    """The engine concerned."""
+    request: Request | None = None
+    """The request to abort. None: `reset`."""
+    client_ids: tuple[str, ...] = ()
+    """Ids by which its client knows it, and it alone."""
+
+
 Effect = (
     Quit
     | Suspend
@@ -100,6 +114,7 @@ Effect = (
     | WriteBlackBox
     | Play
     | Flame
+    | Act
 )
 Result = tuple[View, Effect | None]
 """What is on screen then, and at most one thing to do."""

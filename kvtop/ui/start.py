@@ -101,6 +101,7 @@ def run(
         ascii=options.ascii or wants_ascii(os.environ, sys.stdout.encoding),
         mono=colours is Colours.NONE,
         now_s=first.time_s if first is not None else 0.0,
+        allow_actions=options.allow_actions and replay is None,
     )
     if replay is not None:
         view = dataclasses.replace(view, player=_player(replay))
