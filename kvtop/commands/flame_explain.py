@@ -17,6 +17,7 @@ from kvtop.errors import ExitCode
 from kvtop.flame import explain, files
 from kvtop.flame.capture import warnings_of
 from kvtop.flame.folded import Folded
+from kvtop.model.capture import OK
 from kvtop.model.history import History, engine_key
 from kvtop.model.snapshot import Finding, Snapshot
 
@@ -71,8 +72,9 @@ def run(parsed: argparse.Namespace) -> int:
     folded = files.load(Path(parsed.view)) if parsed.view else None
     pid: int | None = None
     if parsed.session:
-        _replay(parsed.session, seen)
         pid = int(parsed.pid) if parsed.pid and parsed.pid.isdecimal() else None
+        recorded = _replay(parsed.session, seen, pid)
+        folded = folded or recorded
     else:
         from kvtop.commands.flame import plan_of
 
@@ -106,19 +108,23 @@ def lines_of(seen: _Seen, folded: Folded | None, pid: int | None) -> list[str]:
 
 
 def _recorded(last: Snapshot | None, pid: int | None) -> tuple[dict[str, float], int]:
-    """Shares and samples of a session's top frames; it holds no whole stacks, so no sites."""
+    """Shares and samples of a session's top frames; without whole stacks, so no sites."""
     for stacks in last.stacks if last else ():
         if pid in (None, stacks.pid) and stacks.split:
             return dict(stacks.split), stacks.samples
     return {}, 0
 
 
-def _replay(name: str, seen: _Seen) -> None:
+def _replay(name: str, seen: _Seen, pid: int | None) -> Folded | None:
+    """Take every snapshot of a session; the last stacks that were captured meanwhile."""
     from kvtop.commands.files import opened
+    from kvtop.flame.record import folded_of
 
     with opened(name) as reader:
         for snapshot in reader.snapshots():
             seen.take(snapshot)
+        kept = [c for c in reader.captures() if c.outcome == OK and pid in (None, c.pid)]
+        return folded_of(reader.stacks_of(kept[-1]), name) if kept else None
 
 
 async def _watch(

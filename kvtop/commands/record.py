@@ -13,9 +13,12 @@ from pathlib import Path
 from typing import Protocol
 
 from kvtop.commands.common import add_watch_arguments, options_from
+from kvtop.commands.record_beside import Beside
 from kvtop.config import Options
 from kvtop.errors import ExitCode, StorageError, UsageError
-from kvtop.model.snapshot import Finding, Snapshot
+from kvtop.flame.auto import parse_kinds
+from kvtop.model.detail import Detail
+from kvtop.model.snapshot import Engine, Finding, Snapshot
 from kvtop.session.anonymize import Anonymizer
 from kvtop.session.blackbox import BlackBox, TriggerRules
 from kvtop.session.recorder import Recorder, RecorderStatus, default_name
@@ -27,6 +30,9 @@ class Stream(Protocol):
 
     def snapshots(self) -> AsyncIterator[Snapshot]:
         """Snapshots as they are taken."""
+
+    async def request_detail(self, engine: Engine, request_id: str) -> Detail:
+        """The block table of a request."""
 
     async def close(self) -> None:
         """Stop."""
@@ -41,9 +47,11 @@ class Job:
     blackbox: BlackBox | None
     """Keeps the last minutes. None: not asked for."""
     judge: Callable[[Snapshot], tuple[Finding, ...]] | None
-    """Findings for the black box. None: none."""
+    """Findings for the black box and for captures. None: none."""
     for_s: float | None
     """How long. None: until stopped."""
+    flame_on: frozenset[str] = frozenset()
+    """Rules whose findings start a capture of stacks."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -68,6 +76,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_false",
         default=None,
         help="do not sample Python frames with py-spy",
+    )
+    parser.add_argument(
+        "--flame-on",
+        metavar="WHAT",
+        help="record 30 s of whole stacks when one of these begins: stall,leak,preempt-storm",
     )
     parser.add_argument(
         "--blackbox",
@@ -151,6 +164,9 @@ def job_from(parsed: argparse.Namespace, options: Options) -> Job:
             anonymizer=anonymizer,
         )
         judge = _judge(options) if severity is not None else None
+    flame_on = parse_kinds(parsed.flame_on) if parsed.flame_on is not None else frozenset()
+    if flame_on and judge is None:
+        judge = _judge(options)
     recorder = None
     if parsed.output or blackbox is None:
         recorder = Recorder(
@@ -160,7 +176,7 @@ def job_from(parsed: argparse.Namespace, options: Options) -> Job:
             max_bytes=max_bytes,
             rotate=parsed.rotate,
         )
-    return Job(recorder, blackbox, judge, for_s)
+    return Job(recorder, blackbox, judge, for_s, flame_on)
 
 
 def _judge(options: Options) -> Callable[[Snapshot], tuple[Finding, ...]]:
@@ -172,12 +188,14 @@ def _judge(options: Options) -> Callable[[Snapshot], tuple[Finding, ...]]:
 
 async def record(stream: Stream, job: Job, say: Callable[[str], None]) -> None:
     """Hand every snapshot to what writes, until it is over."""
+    sinks = [sink for sink in (job.recorder, job.blackbox) if sink is not None]
+    beside = Beside(sinks, stream, job.flame_on, say)
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     for number in numbers:
         loop.add_signal_handler(number, stop.set)
-    feeding = asyncio.ensure_future(_feed(stream, job, say))
+    feeding = asyncio.ensure_future(_feed(stream, job, beside, say))
     stopping = asyncio.ensure_future(stop.wait())
     try:
         await asyncio.wait(
@@ -189,24 +207,26 @@ async def record(stream: Stream, job: Job, say: Callable[[str], None]) -> None:
         for task in (feeding, stopping):
             task.cancel()
         await asyncio.gather(feeding, stopping, return_exceptions=True)
+        await beside.close()
         await stream.close()
         for number in numbers:
             loop.remove_signal_handler(number)
 
 
-async def _feed(stream: Stream, job: Job, say: Callable[[str], None]) -> None:
+async def _feed(stream: Stream, job: Job, beside: Beside, say: Callable[[str], None]) -> None:
     async for snapshot in stream.snapshots():
+        findings = () if job.judge is None else job.judge(snapshot)
         if job.recorder is not None:
             job.recorder.offer(snapshot)
             if job.recorder.status.state != "recording":
                 return
         if job.blackbox is not None:
-            findings = () if job.judge is None else job.judge(snapshot)
             job.blackbox.offer(snapshot, findings)
             for message in job.blackbox.messages():
                 say(message)
             if job.blackbox.status.state == "failed":
                 raise StorageError(f"the black box stopped: {job.blackbox.status.reason}")
+        beside.take(snapshot, findings)
 
 
 def _finish(status: RecorderStatus, say: Callable[[str], None]) -> int:

@@ -232,6 +232,7 @@ def _table(detail: Detail, engine: Engine | None, view: View, width: int) -> lis
             width,
         )
     ]
+    lines += [((line, "warn"),) for text in _old(detail, request) for line in wrap(text, width)]
     if not entries:
         lines.append((("it holds no blocks", "dim"),))
         return lines
@@ -248,6 +249,18 @@ def _table(detail: Detail, engine: Engine | None, view: View, width: int) -> lis
             lines.append(((f"group {group}, {count(entry.tokens)} tok a block", "label"),))
         lines.append(_entry_line(entry, shown, width, view.ascii))
     return lines
+
+
+def _old(detail: Detail, request: Request | None) -> list[str]:
+    """On replay a table is seldom of the very moment shown: says so, and what differs."""
+    if not detail.age_s:
+        return []
+    text = f"This table was read {duration(detail.age_s)} before the moment shown."
+    total = sum(len(blocks) for _, _, blocks in detail.tables)
+    now_held = request.blocks if request is not None else None
+    if now_held is not None and now_held != total:
+        text += f" It had {count(total)} entries; the request now holds {count(now_held)} blocks."
+    return [text]
 
 
 def _span(first: int, last: int) -> str:

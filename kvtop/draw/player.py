@@ -8,7 +8,7 @@ from kvtop.draw.numbers import clock, percent
 from kvtop.draw.text import Field, choose, fit, line_width, safe
 from kvtop.draw.view import Line, Mark, Player, Run
 
-_LETTERS = {"finding": "!", "marker": "M", "restart": "R", "preemption": "p"}
+_LETTERS = {"finding": "!", "marker": "M", "restart": "R", "preemption": "p", "stacks": "F"}
 """What stands on the bar; other kinds of events are not on it."""
 _LEAST_BAR = 8
 
@@ -17,13 +17,13 @@ def _weight(mark: Mark) -> int:
     """0 wins where several marks share a cell."""
     if mark.kind == "finding":
         return 0 if mark.severity == "critical" else 2
-    return {"marker": 1, "restart": 3}.get(mark.kind, 4)
+    return {"marker": 1, "restart": 3, "stacks": 4}.get(mark.kind, 5)
 
 
 def _style(mark: Mark) -> str:
     if mark.kind == "finding":
         return {"critical": "crit", "warning": "warn"}.get(mark.severity, "label")
-    return {"marker": "key", "restart": "crit"}.get(mark.kind, "phase.preempted")
+    return {"marker": "key", "stacks": "key", "restart": "crit"}.get(mark.kind, "phase.preempted")
 
 
 def share(player: Player, time_s: float) -> float:

@@ -127,7 +127,7 @@ def table(
     if not shares:
         lines.append("  nothing was sampled")
     if found is None:
-        lines += ["", "A session holds no whole stacks; --view FILE adds those of a capture."]
+        lines += ["", "No flame graph was recorded in this session; --view FILE adds one."]
     elif shares:
         lines += ["", "Where blocks are taken and given back (samples, function, callers)"]
         for category in SITES:

@@ -20,5 +20,7 @@ class Detail:
     """Ref count of each entry, the same shape as the tables."""
     shared_with: Mapping[int, Sequence[str]] = field(default_factory=dict)
     """Other requests that hold a block, by block id."""
+    age_s: float | None = None
+    """How long before the moment shown it was read, on replay. None: it was read just now."""
     error: str = ""
     """Why there is no answer. Empty: there is one, or it is awaited."""

@@ -15,6 +15,7 @@ import socket
 from collections.abc import Iterable
 from dataclasses import replace
 
+from kvtop.model.capture import StackCapture
 from kvtop.model.detail import Detail
 from kvtop.model.snapshot import Engine, Gpu, GpuProcess, Request, Snapshot, SourceStatus, Stacks
 
@@ -25,6 +26,9 @@ _PATH = re.compile(r"(?<![\w/.])/(?:[^\s/:'\"]+/)+[^\s/:'\"]*")
 _KNOWN_PATH = re.compile(r".*/(?:site-packages|dist-packages|python3\.\d+)/(.*)$")
 _PACKAGES = ("vllm/", "torch/", "transformers/", "triton/", "kvtop/", "uvloop/", "asyncio/")
 _TITLE = re.compile(r"VLLM::\w+")
+_PROCESS = re.compile(r'process (\d+):"(.*?)"(?=;process \d+:"|$)')
+"""py-spy's mark of a process in a folded stack: pid and command line, which may hold `;`."""
+_FRAME = re.compile(r"(.*) \(([^()]*?)(:\d+)?\)")
 _LOOPBACK = {"127.0.0.1", "localhost", "::1", "0.0.0.0"}  # noqa: S104 - compared, not bound
 
 
@@ -92,7 +96,16 @@ class Anonymizer:
     def host(self, host: str) -> str:
         """The stand-in for a host; loopback is kept."""
         bare = host.strip("[]")
-        return host if bare in _LOOPBACK else self.name("host", bare)
+        if bare in _LOOPBACK:
+            return host
+        found = self.name("host", bare)
+        # A machine is called by the first word of its full name as well.
+        word = bare.partition(".")[0]
+        if len(word) > 2 and not word.isdecimal() and ":" not in word and word not in self._free:
+            self._free[word] = found
+            self._texts.clear()
+            self._pattern = None
+        return found
 
     def server(self, server: str) -> str:
         """`HOST:PORT` or `pid N` without the host."""
@@ -143,6 +156,43 @@ class Anonymizer:
                 for block, others in detail.shared_with.items()
             },
         )
+
+    def capture(self, capture: StackCapture) -> StackCapture:
+        """Captured stacks without their originals."""
+        stacks: dict[str, int] = {}
+        for line in capture.folded.splitlines():
+            stack, _, number = line.rpartition(" ")
+            # Two stacks may differ in nothing but a name that is replaced.
+            shown = self.stack(stack)
+            stacks[shown] = stacks.get(shown, 0) + (int(number) if number.isdecimal() else 0)
+        folded = "".join(f"{stack} {count}\n" for stack, count in stacks.items())
+        return replace(capture, outcome=self.text(capture.outcome), folded=folded)
+
+    def stack(self, stack: str) -> str:
+        """A folded stack; command lines of processes and thread names may hold anything."""
+        head, mark, frames = stack.rpartition(";thread (") if _PROCESS.match(stack) else ("",) * 3
+        if not mark and _PROCESS.match(stack):
+            head, _, frames = stack.rpartition('";')
+            head += '"'
+        parts = [
+            f'process {found[1]}:"{self.command(found[2]).replace(";", " ")}"'
+            for found in _PROCESS.finditer(head)
+        ]
+        if mark:
+            thread, _, frames = frames.partition(";")
+            number, closed, name = thread.partition(")")
+            parts.append(f"thread ({number}){closed and self.text(name)}")
+        elif not head:
+            frames = stack
+        parts += [self._label(label) for label in frames.split(";")] if frames else []
+        return ";".join(parts)
+
+    def _label(self, label: str) -> str:
+        """A frame as py-spy writes it: `f (a.py:3)`."""
+        found = _FRAME.fullmatch(label)
+        if found is None:
+            return self.text(label)
+        return f"{found[1]} ({self.path(found[2])}{found[3] or ''})"
 
     def _engine(self, engine: Engine) -> Engine:
         return replace(

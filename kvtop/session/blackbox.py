@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 
+from kvtop.model.capture import StackCapture
+from kvtop.model.detail import Detail
 from kvtop.model.history import engine_key
 from kvtop.model.snapshot import Finding, Snapshot
 from kvtop.session.anonymize import Anonymizer
@@ -187,6 +189,19 @@ class BlackBox:
             self.write(reason)
             return reason
         return None
+
+    def capture(self, capture: StackCapture) -> None:
+        """Keep captured stacks; those that a finding asked for are written out with the ring.
+
+        The finding itself has made it write already, half a minute before they were there.
+        """
+        self._recorder.capture(capture)
+        if capture.why and capture.folded and len(self._written) < self._most:
+            self.write(f"stacks for {capture.why}")
+
+    def detail(self, engine_pid: int | None, detail: Detail) -> None:
+        """Keep the block table of a request."""
+        self._recorder.detail(engine_pid, detail)
 
     def write(self, reason: str) -> Path:
         """Write the ring out now, for example at a key; returns at once.

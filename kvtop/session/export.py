@@ -33,12 +33,24 @@ def csv_text(
     header = [name for name, _ in tables.columns(reader, table)]
     writer.writerow(header)
     for row in tables.rows(reader, table, anonymizer):
-        writer.writerow([cell(value) if isinstance(value, str) else value for value in row])
+        writer.writerow(
+            [
+                _cell(value, name) if isinstance(value, str) else value
+                for name, value in zip(header, row, strict=True)
+            ]
+        )
         if buffer.tell() > 65_536:
             yield buffer.getvalue()
             buffer.seek(0)
             buffer.truncate()
     yield buffer.getvalue()
+
+
+def _cell(text: str, column: str) -> str:
+    """A text; folded stacks are the only ones that stay several lines."""
+    if column == tables.STACKS:
+        return "\n".join(cell(line) for line in text.split("\n"))
+    return cell(text)
 
 
 def json_text(
@@ -96,7 +108,7 @@ def parquet(
 
 
 def session(reader: SessionReader, out: Path, anonymizer: Anonymizer | None = None) -> int:
-    """A new session file with the same snapshots and markers.
+    """A new session file with the same snapshots, markers, block tables and stacks.
 
     Args:
         reader: The file.
@@ -113,7 +125,7 @@ def session(reader: SessionReader, out: Path, anonymizer: Anonymizer | None = No
     """
     anonymized = anonymizer is not None or reader.info.anonymized
     writer = SessionWriter(out, reader.info.interval_s, anonymized=anonymized)
-    markers = reader.markers()
+    markers, captures = reader.markers(), reader.captures()
     try:
         for tick in range(reader.first_tick, reader.last_tick + 1):
             snapshot = reader.load(tick)
@@ -122,6 +134,12 @@ def session(reader: SessionReader, out: Path, anonymizer: Anonymizer | None = No
                 marker = markers.pop(0)
                 note = anonymizer.text(marker.note) if anonymizer else marker.note
                 writer.marker(marker.time_s, note)
+            for pid, detail in reader.details(tick - 1, tick):
+                if not detail.error:
+                    writer.detail(pid, anonymizer.detail(detail) if anonymizer else detail)
+            while captures and captures[0].tick <= tick:
+                capture = reader.stacks_of(captures.pop(0))
+                writer.capture(anonymizer.capture(capture) if anonymizer else capture)
         writer.close(reader.info.closed_reason or "exported")
     except BaseException:
         writer.abandon("export failed")

@@ -27,8 +27,8 @@ from kvtop.session.schema import schema_sql
 
 APPLICATION_ID = 0x6B767470
 """`kvtp`, at byte 68 of the file."""
-FORMAT = 1
-"""`user_version`, at byte 60 of the file."""
+FORMAT = 2
+"""`user_version`, at byte 60 of the file. 2 added captured stacks; files of 1 are read."""
 PAGE_BYTES = 8192
 """Rows are 0.3 to 2 kB: on larger pages each commit writes more, on smaller ones more
 space is lost at the end of each."""

@@ -5,16 +5,18 @@ It never writes to the file, and it may be read while it is still being written.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from kvtop.errors import BadDataError
+from kvtop.model.capture import StackCapture
 from kvtop.model.codec import check_schema
 from kvtop.model.detail import Detail
 from kvtop.model.snapshot import Snapshot
+from kvtop.session import beside
+from kvtop.session.chosen import NOT_KEPT
 from kvtop.session.format import ReadOnly, damage
 from kvtop.session.frames import Function
 from kvtop.session.schema import SLOT_BITS
@@ -307,6 +309,51 @@ class SessionReader:
         with damage(self.path, "its markers"):
             return [Marker(int(tick), time_us / 1e6, str(note)) for tick, time_us, note in rows]
 
+    def captures(self, last_tick: int | None = None) -> list[StackCapture]:
+        """Captures of whole stacks in their order, without the stacks; `stacks_of` gives them.
+
+        Args:
+            last_tick: Only those that had ended by this tick. None: all.
+        """
+        if not self._has_captures():
+            return []
+        rows = self.sql(
+            f"SELECT {beside.CAPTURE_COLUMNS} FROM flame_capture"  # noqa: S608
+            " WHERE tick <= ? ORDER BY tick, capture",
+            2**62 if last_tick is None else last_tick,
+        )
+        with damage(self.path, "its captures"):
+            return [beside.capture_from(row) for row in rows]
+
+    def stacks_of(self, capture: StackCapture) -> StackCapture:
+        """A capture from `captures` with its stacks.
+
+        Raises:
+            BadDataError: They are damaged.
+        """
+        rows = self.sql(
+            "SELECT folded FROM flame_capture WHERE tick = ? AND pid = ? AND time_us = ?",
+            capture.tick,
+            capture.pid,
+            round(capture.time_s * 1e6),
+        )
+        with damage(self.path, f"the capture at tick {capture.tick}"):
+            return beside.with_stacks(capture, rows[0][0])
+
+    def _has_captures(self) -> bool:
+        """A file of format 1 has no such table."""
+        return bool(self.sql("SELECT 1 FROM sqlite_master WHERE name = 'flame_capture'"))
+
+    def details(self, after: int, last: int) -> list[tuple[int | None, Detail]]:
+        """Engine pid and block table of what was looked at after a tick, up to another."""
+        rows = self.sql(
+            "SELECT engine_pid, request_id, json FROM detail WHERE tick > ? AND tick <= ?"
+            " ORDER BY rowid",
+            after,
+            last,
+        )
+        return [(pid, beside.read_detail(str(name), packed)) for pid, name, packed in rows]
+
     def detail(self, engine_pid: int | None, request_id: str, tick: int) -> Detail:
         """The newest block table of a request that was looked at by then.
 
@@ -315,25 +362,14 @@ class SessionReader:
         """
         rows = self.sql(
             "SELECT json, tick FROM detail WHERE engine_pid IS ? AND request_id = ?"
-            " AND tick <= ? ORDER BY tick DESC LIMIT 1",
+            " AND tick <= ? ORDER BY tick DESC, rowid DESC LIMIT 1",
             engine_pid,
             request_id,
             tick,
         )
         if not rows:
-            return Detail(
-                request_id,
-                error="its block table was not recorded: only tables that were open while "
-                "recording are in the file",
-            )
-        try:
-            data = json.loads(rows[0][0])
-            return Detail(
-                request_id,
-                step=int(data["step"]),
-                tables=tuple((g, size, tuple(blocks)) for g, size, blocks in data["tables"]),
-                refs=tuple(tuple(refs) for refs in data["refs"]),
-                shared_with={int(k): tuple(v) for k, v in data["shared_with"].items()},
-            )
-        except (ValueError, KeyError, TypeError, AttributeError):
-            return Detail(request_id, error="its block table in the file is damaged")
+            return Detail(request_id, error=NOT_KEPT)
+        packed, at = rows[0]
+        detail = beside.read_detail(request_id, packed)
+        with damage(self.path, f"tick {at}"):
+            return replace(detail, age_s=max(self.time_of(tick) - self.time_of(int(at)), 0.0))

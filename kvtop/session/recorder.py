@@ -10,6 +10,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from kvtop.errors import KvtopError
+from kvtop.model.capture import StackCapture
 from kvtop.model.detail import Detail
 from kvtop.model.snapshot import Snapshot
 from kvtop.session.anonymize import Anonymizer
@@ -138,6 +139,17 @@ class Recorder:
         def task() -> None:
             if self._writer is not None:
                 self._writer.detail(engine_pid, detail)
+
+        return self._put(task)
+
+    def capture(self, capture: StackCapture) -> bool:
+        """Keep captured stacks, for the replay; False when they were dropped."""
+
+        def task() -> None:
+            if self._writer is not None:
+                # Replacing names in thousands of stacks takes its time: not the caller's.
+                hide = self._anonymizer
+                self._writer.capture(hide.capture(capture) if hide else capture)
 
         return self._put(task)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -272,11 +272,11 @@ class Replay:
     def set_interval(self, seconds: float) -> None:
         """The interval is the recording's own; nothing changes."""
 
-    def set_visible(self, stacks: bool) -> None:
+    def set_visible(self, stacks: bool, pids: Sequence[int] = ()) -> None:
         """What was recorded costs nothing to show; nothing changes."""
 
     async def request_detail(self, engine: Engine, request_id: str) -> Detail:
-        """The block table of a request, when it was open while recording."""
+        """The last block table of a request that was recorded by then."""
         return self.reader.detail(engine.pid, request_id, self._tick)
 
     async def close(self) -> None:

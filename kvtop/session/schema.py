@@ -1,7 +1,7 @@
 """Tables and views of a session file.
 
-Views for people: `gpu`, `engine`, `request`, `source`, `stack`, `marker` and more, each with
-times in UTC. Tables for kvtop: what changed at each tick (`frame`, `block_frame`, see
+Views for people: `gpu`, `engine`, `request`, `source`, `stack`, `marker`, `capture` and more,
+each with times in UTC. Tables for kvtop: what changed at each tick (`frame`, `block_frame`, see
 `session.frames`), from which the exact snapshots come back.
 """
 
@@ -60,10 +60,17 @@ CREATE TABLE stack_sample(tick INTEGER NOT NULL, pid INTEGER, role TEXT, samples
 CREATE TABLE marker_note(marker INTEGER PRIMARY KEY, tick INTEGER NOT NULL,
     time_us INTEGER NOT NULL, note TEXT NOT NULL);
 CREATE TABLE detail(tick INTEGER NOT NULL, engine_pid INTEGER, request_id TEXT NOT NULL,
-    json TEXT NOT NULL);
+    json BLOB NOT NULL);
+CREATE INDEX detail_request ON detail(request_id, tick);
+CREATE TABLE flame_capture(capture INTEGER PRIMARY KEY, tick INTEGER NOT NULL,
+    time_us INTEGER NOT NULL, pid INTEGER NOT NULL, pids TEXT NOT NULL, seconds REAL,
+    rate_hz INTEGER, mode TEXT, why TEXT, outcome TEXT NOT NULL, samples INTEGER,
+    errors INTEGER, left_out INTEGER, folded BLOB);
 """
 """The tables of a new file. Column units are in the names; `_us` is microseconds since 1970,
-UTC (`mono_us`: of the monotonic clock), `_total` counts since the probe or server started."""
+UTC (`mono_us`: of the monotonic clock), `_total` counts since the probe or server started.
+`detail.json` is raw deflate of JSON (plain JSON in format 1), `flame_capture.folded` (since
+format 2) zlib of folded stacks."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -142,6 +149,12 @@ VIEWS = {
         "s.tick",
     ),
     "marker": View(f"t.tick, {_UTC}, t.marker, t.note", "marker_note t", "t.tick"),
+    "capture": View(
+        f"t.tick, {_UTC}, t.capture, t.pid, t.pids, t.seconds, t.rate_hz, t.mode, t.why,"
+        " t.outcome, t.samples, t.errors, t.left_out, t.folded",
+        "flame_capture t",
+        "t.tick",
+    ),
 }
 """By name. `request` has one row a request; `sample` and `process` and `stack` are looks a
 few minutes apart; what every tick held is in the frames (`kvtop export --json`)."""

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import sqlite3
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from kvtop.errors import UsageError
 from kvtop.session.anonymize import Anonymizer
 from kvtop.session.reader import SessionReader
-from kvtop.session.schema import VIEWS
+from kvtop.session.schema import VIEWS, schema_sql
 
+STACKS = "folded"
+"""Column of packed stacks, which comes as text."""
 _PART = 1000
 """Ticks (or requests) read at once."""
 
@@ -28,6 +32,12 @@ def columns(reader: SessionReader, table: str) -> list[tuple[str, str]]:
     if table not in VIEWS:
         raise UsageError(f"no table {table!r}", f"one of {', '.join(VIEWS)}")
     rows = reader.sql(f"PRAGMA table_info({table})")
+    if not rows:
+        # A file of an earlier format has no such table; an empty one has the same columns.
+        with contextlib.closing(sqlite3.connect(":memory:")) as db:
+            for statement in schema_sql():
+                db.execute(statement)
+            rows = db.execute(f"PRAGMA table_info({table})").fetchall()
     return [(str(row[1]), _type(str(row[1]), str(row[2]))) for row in rows]
 
 
@@ -35,7 +45,7 @@ def _type(name: str, declared: str) -> str:
     # An expression has no declared type; the only one that is no number is the time as text.
     if declared in ("REAL", "INTEGER", "TEXT"):
         return declared
-    return "TEXT" if name == "time_utc" else "INTEGER"
+    return "TEXT" if name in ("time_utc", STACKS) else "INTEGER"
 
 
 def rows(
@@ -61,6 +71,9 @@ def rows(
         if low is None:
             return
         first, last = low, high
+    if table == "capture":
+        yield from _captures(reader, names, anonymizer)
+        return
     changes = _changes(table, names, anonymizer)
     for start in range(first, last + 1, _PART):
         end = min(start + _PART, last + 1)
@@ -79,6 +92,25 @@ def rows(
                 if isinstance(values[index], str):
                     values[index] = change(values[index])
             yield tuple(values)
+
+
+def _captures(
+    reader: SessionReader, names: list[str], anonymizer: Anonymizer | None
+) -> Iterator[tuple[Any, ...]]:
+    for capture in reader.captures():
+        full = reader.stacks_of(capture)
+        if anonymizer is not None:
+            full = anonymizer.capture(full)
+        view = VIEWS["capture"]
+        ((*values, _),) = reader.sql(
+            f"SELECT {view.select} FROM {view.source}"  # noqa: S608
+            " WHERE t.tick = ? AND t.pid = ? AND t.time_us = ?",
+            capture.tick,
+            capture.pid,
+            round(capture.time_s * 1e6),
+        )[:1]
+        values[names.index("outcome")] = full.outcome
+        yield (*values, full.folded)
 
 
 def _changes(

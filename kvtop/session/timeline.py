@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from kvtop.model.capture import OK
 from kvtop.session.format import damage
 from kvtop.session.reader import SessionReader
 from kvtop.session.schema import SLOT_BITS, SLOTS
@@ -18,7 +19,7 @@ class Event:
     time_s: float
     """When."""
     kind: str
-    """`marker`, `preemption`, `restart`, `source`, `gap`."""
+    """`marker`, `stacks`, `preemption`, `restart`, `source`, `gap`."""
     text: str
     """One plain line; parts may come from outside."""
 
@@ -34,6 +35,7 @@ def timeline(reader: SessionReader) -> list[Event]:
 
 def _all(reader: SessionReader) -> list[Event]:
     out = [Event(m.tick, m.time_s, "marker", m.note) for m in reader.markers()]
+    out += _captures(reader)
     out += _preemptions(reader)
     out += _restarts(reader)
     for tick, time_us, name, state, reason in reader.sql(
@@ -42,6 +44,19 @@ def _all(reader: SessionReader) -> list[Event]:
     ):
         out.append(Event(tick, time_us / 1e6, "source", f"{name} {state}: {reason}"))
     out += _gaps(reader)
+    return out
+
+
+def _captures(reader: SessionReader) -> list[Event]:
+    out = []
+    for capture in reader.captures():
+        text = f"stacks of pid {capture.pid}"
+        if capture.outcome == OK:
+            text += f": {capture.samples:,} samples in {capture.seconds:.0f} s"
+        else:
+            text += f": none, {capture.outcome}"
+        tick = max(capture.tick, reader.first_tick)
+        out.append(Event(tick, reader.time_of(tick), "stacks", text))
     return out
 
 

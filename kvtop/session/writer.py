@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import platform
 import sqlite3
@@ -11,9 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from kvtop.errors import StorageError
+from kvtop.model.capture import StackCapture
 from kvtop.model.detail import Detail
 from kvtop.model.snapshot import SCHEMA, Gpu, Request, Snapshot
-from kvtop.session import cells
+from kvtop.session import beside, cells
 from kvtop.session import format as file_format
 from kvtop.session.frames import Frame, FrameEncoder
 from kvtop.session.lives import Lives
@@ -25,6 +25,11 @@ KEY_EVERY = 90
 SAMPLE_EVERY = 300
 """Ticks between two rounds of rows of `request_sample`."""
 _MOST_GAP_S = 300.0
+_BY_TICK = (
+    *("tick", "frame", "block_frame", "gpu_process", "stack_sample", "detail", "flame_capture"),
+    *("request_event", "request_sample"),
+)
+"""Tables that a ring forgets by their tick."""
 
 
 class DiskFullError(StorageError):
@@ -80,9 +85,7 @@ class SessionWriter:
             StorageError: Another failure of the disk.
         """
         with self._plain_errors():
-            db = self._connection()
-            if not db.in_transaction:
-                db.execute("BEGIN IMMEDIATE")
+            db = self._begin()
             if self._last is None:
                 self._describe(db, snapshot)
             self._write(db, snapshot)
@@ -96,37 +99,30 @@ class SessionWriter:
             StorageError: As for `write`.
         """
         with self._plain_errors():
-            db = self._connection()
-            if not db.in_transaction:
-                db.execute("BEGIN IMMEDIATE")
-            db.execute(
-                "INSERT INTO marker_note(tick, time_us, note) VALUES (?, ?, ?)",
-                (self.tick, cells.us(time_s), cells.text(note)),
-            )
+            db = self._begin()
+            beside.write_marker(db, self.tick, time_s, note)
             self._commit(db)
 
     def detail(self, engine_pid: int | None, detail: Detail) -> None:
-        """Store the block table of a request that was looked at.
+        """Store the block table of a request at the last tick.
 
         Raises:
             StorageError: As for `write`.
         """
         with self._plain_errors():
-            db = self._connection()
-            if not db.in_transaction:
-                db.execute("BEGIN IMMEDIATE")
-            text = json.dumps(
-                {
-                    "step": detail.step,
-                    "tables": detail.tables,
-                    "refs": detail.refs,
-                    "shared_with": {str(k): list(v) for k, v in detail.shared_with.items()},
-                }
-            )
-            db.execute(
-                "INSERT INTO detail VALUES (?, ?, ?, ?)",
-                (self.tick, engine_pid, cells.text(detail.request_id), text),
-            )
+            db = self._begin()
+            beside.write_detail(db, self.tick, engine_pid, detail)
+            self._commit(db)
+
+    def capture(self, capture: StackCapture) -> None:
+        """Store captured stacks at the last tick.
+
+        Raises:
+            StorageError: As for `write`.
+        """
+        with self._plain_errors():
+            db = self._begin()
+            beside.write_capture(db, self.tick, capture)
             self._commit(db)
 
     def trim(self, before_s: float) -> None:
@@ -146,12 +142,10 @@ class SessionWriter:
                 return
             db.execute("BEGIN IMMEDIATE")
             shift = found << SLOT_BITS
-            for table in ("tick", "frame", "block_frame", "gpu_process", "stack_sample", "detail"):
+            for table in _BY_TICK:
                 db.execute(f"DELETE FROM {table} WHERE tick < ?", (found,))  # noqa: S608
             for table in ("gpu_sample", "engine_sample"):
                 db.execute(f"DELETE FROM {table} WHERE id < ?", (shift,))  # noqa: S608
-            for table in ("request_event", "request_sample"):
-                db.execute(f"DELETE FROM {table} WHERE tick < ?", (found,))  # noqa: S608
             db.execute(
                 "DELETE FROM request_name WHERE request IN"
                 " (SELECT request FROM request_life WHERE last_tick < ?)",
@@ -212,6 +206,13 @@ class SessionWriter:
             with contextlib.suppress(sqlite3.Error):
                 self._db.execute("ROLLBACK")
         self.close(reason)
+
+    def _begin(self) -> sqlite3.Connection:
+        """The database inside a transaction; one that waits for a reader goes on."""
+        db = self._connection()
+        if not db.in_transaction:
+            db.execute("BEGIN IMMEDIATE")
+        return db
 
     def _connection(self) -> sqlite3.Connection:
         if self._db is None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-import time
 from collections import deque
 from collections.abc import Awaitable, Sequence
 from dataclasses import replace
@@ -21,10 +20,10 @@ from kvtop.draw.pick import engine_of
 from kvtop.draw.screen import screen as draw_screen
 from kvtop.draw.view import Dialog, Line, View
 from kvtop.errors import ExitCode
+from kvtop.model.capture import StackCapture
 from kvtop.model.history import History
 from kvtop.model.snapshot import Engine, Finding, Snapshot
 from kvtop.ui import effects
-from kvtop.ui.acting import Acting
 from kvtop.ui.attaching import Attaching
 from kvtop.ui.canvas import Canvas
 from kvtop.ui.controller import press
@@ -35,6 +34,7 @@ from kvtop.ui.flame_screen import Flames
 from kvtop.ui.keys import footer_keys, name_of
 from kvtop.ui.mouse import click, wheel
 from kvtop.ui.moves import Here, rects, settle
+from kvtop.ui.session_keys import NO_STACKS
 
 if TYPE_CHECKING:
     # Only a replay has one: the live screen need not wait for its modules.
@@ -92,13 +92,6 @@ class KvtopApp(App[int], inherit_bindings=False):
         """Flame graphs and their viewer."""
         self._deck = deck
         self._attaching = Attaching(self._start, self._say, self._show_dialog, first=attach_first)
-        self._acting = Acting(
-            self._start,
-            self._say,
-            self._show_dialog,
-            self._tell_action,
-            lambda: bool(self.desk.recording),
-        )
         self._feed = feed
         self._history = History() if view.history is None else view.history
         self.view = replace(view, history=self._history)
@@ -247,13 +240,14 @@ class KvtopApp(App[int], inherit_bindings=False):
                 else:
                     self._history.append(snapshot)
                 self._attaching.look(snapshot)
-                self._acting.look(snapshot)
             self._wake.set()
 
     def _take(self, snapshot: Snapshot) -> None:
         """Judge and record a live snapshot, shown or not."""
         self._newest = self.desk.take(snapshot)
         self._findings = self.desk.findings
+        if wanted := self.desk.tables_due():
+            self._start(self.desk.keep_tables(wanted, self._feed.request_detail))
 
     async def _draw_when_new(self) -> None:
         while True:
@@ -353,7 +347,12 @@ class KvtopApp(App[int], inherit_bindings=False):
             case effects.Flame("capture"):
                 self.flames.toggle(self._engine_pid())
             case effects.Flame():
-                self.flames.open()
+                if self._deck is None:
+                    self.flames.open()
+                elif (stacks := self._deck.stacks()) is None:
+                    self._message(NO_STACKS)
+                else:
+                    self.flames.show(*stacks)
             case effects.Play():
                 self._message(self._deck.control(effect) if self._deck else "")
             case effects.Answer("marker", note):
@@ -361,10 +360,6 @@ class KvtopApp(App[int], inherit_bindings=False):
                 self._message(self.desk.mark(now, note))
             case effects.Answer("seek", text):
                 self._message(self._deck.seek(text) if self._deck else "")
-            case effects.Act():
-                self._acting.ask(effect)
-            case effects.Answer(action, _) if action.startswith("act "):
-                self._acting.do(action.removeprefix("act "))
             case effects.Answer(action, _) if action.startswith("attach "):
                 self._attaching.put(int(action.removeprefix("attach ")))
             case _:
@@ -377,13 +372,6 @@ class KvtopApp(App[int], inherit_bindings=False):
         """Show a message that comes by itself."""
         self._message(text)
         self._draw()
-
-    def _tell_action(self, text: str) -> None:
-        """What was done to an engine, in the recording and at the end in the shell."""
-        time_s = self._newest.time_s if self._newest is not None else 0.0
-        if self.desk.recording:
-            self.desk.mark(time_s, text)
-        self.notes.append(f"{time.strftime('%H:%M:%S', time.localtime(time_s))} {text}")
 
     async def _tell(self, work: Awaitable[str]) -> None:
         """Show what something says that takes its time."""
@@ -409,10 +397,9 @@ class KvtopApp(App[int], inherit_bindings=False):
         """The viewer has something new to show."""
         self._draw()
 
-    def flame_written(self, path: str) -> None:
-        """A running recording says where the flame graph of this moment is."""
-        if self.desk.recording and self._newest is not None:
-            self.desk.mark(self._newest.time_s, f"flame graph {path}")
+    def flame_taken(self, capture: StackCapture) -> None:
+        """What is recorded now keeps the stacks too."""
+        self.desk.capture(capture)
 
     def flame_closed(self) -> None:
         """There was only a flame graph to look at."""

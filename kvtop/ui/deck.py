@@ -8,12 +8,16 @@ late. What is left of the time goes into judging the whole file for the timeline
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable
 
 from kvtop.draw.numbers import clock
 from kvtop.draw.view import Mark, Player
-from kvtop.errors import UsageError
+from kvtop.errors import BadDataError, UsageError
+from kvtop.flame.folded import Folded
+from kvtop.flame.record import folded_of
+from kvtop.model.capture import OK
 from kvtop.model.history import History
 from kvtop.model.snapshot import Finding
 from kvtop.session.replay import Position, Replay
@@ -169,6 +173,21 @@ class Deck:
             return f"no {what} {'after' if direction > 0 else 'before'} this moment{more}"
         self._replay.seek(event.tick)
         return f"{clock(event.time_s)} {event.kind}" + (f": {event.text}" if event.text else "")
+
+    def stacks(self) -> tuple[Folded, Folded | None] | None:
+        """The last captured stacks at or before the moment shown, and those before them.
+
+        None: there are none.
+        """
+        reader = self._replay.reader
+        found: list[Folded] = []
+        for capture in reversed(reader.captures(self._replay.position().tick)):
+            if capture.outcome == OK and len(found) < 2:
+                # A damaged one hides none of the others.
+                with contextlib.suppress(BadDataError):
+                    title = f"{reader.info.host} pid {capture.pid} {clock(capture.time_s)}"
+                    found.append(folded_of(reader.stacks_of(capture), title))
+        return None if not found else (found[0], found[1] if len(found) > 1 else None)
 
     def player(self) -> Player:
         """Where it is, for the drawing."""

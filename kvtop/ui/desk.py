@@ -6,19 +6,22 @@ message.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvtop.draw.numbers import size
 from kvtop.errors import KvtopError
+from kvtop.model.capture import StackCapture
 from kvtop.model.detail import Detail
 from kvtop.model.snapshot import Finding, Snapshot
 from kvtop.stream.threads import Worker
 
 if TYPE_CHECKING:
+    from kvtop.model.snapshot import Engine
     from kvtop.session.blackbox import BlackBox
+    from kvtop.session.chosen import Chooser
     from kvtop.session.recorder import Recorder, RecorderStatus
 
 Judge = Callable[[Snapshot], tuple[Finding, ...]]
@@ -52,6 +55,9 @@ class Desk:
         self._worker = Worker("kvtop recordings")
         self._busy = False
         self._messages: list[str] = []
+        self._chooser: Chooser | None = None
+        self._due: list[tuple[Engine, str]] = []
+        self._asking = False
         self.findings: tuple[Finding, ...] = ()
         """What holds at the newest snapshot."""
 
@@ -79,7 +85,41 @@ class Desk:
                 )
         if self._blackbox is not None:
             self._blackbox.offer(snapshot, self.findings)
+        self._choose(snapshot)
         return snapshot
+
+    def _choose(self, snapshot: Snapshot) -> None:
+        if not self.writes:
+            self._chooser = None
+            return
+        if self._chooser is None:
+            from kvtop.session.chosen import Chooser
+
+            self._chooser = Chooser()
+        self._due = self._chooser.wanted(snapshot, self.findings)
+
+    def tables_due(self) -> list[tuple[Engine, str]]:
+        """Engines and requests whose block tables the recording keeps now; most often none."""
+        due, self._due = self._due, []
+        return [] if self._asking else due
+
+    async def keep_tables(
+        self,
+        due: list[tuple[Engine, str]],
+        ask: Callable[[Engine, str], Awaitable[Detail]],
+    ) -> None:
+        """Ask for these tables, one after the other, and keep them for the replay.
+
+        Args:
+            due: From `tables_due`.
+            ask: Asks the probe.
+        """
+        self._asking = True
+        try:
+            for engine, name in due:
+                self.detail(engine.pid, await ask(engine, name))
+        finally:
+            self._asking = False
 
     @property
     def writes(self) -> bool:
@@ -143,9 +183,18 @@ class Desk:
         return f"writing {self._blackbox.write('key B')}"
 
     def detail(self, engine_pid: int | None, detail: Detail) -> None:
-        """Keep a block table that is on screen, for the replay."""
+        """Keep a block table, for the replay."""
         if self._recorder is not None:
             self._recorder.detail(engine_pid, detail)
+        if self._blackbox is not None:
+            self._blackbox.detail(engine_pid, detail)
+
+    def capture(self, capture: StackCapture) -> None:
+        """Keep captured stacks, for the replay."""
+        if self._recorder is not None and not self._recorder.capture(capture):
+            self._messages.append("the stacks are not recorded: the disk does not keep up")
+        if self._blackbox is not None:
+            self._blackbox.capture(capture)
 
     def close(self, seconds: float) -> list[str]:
         """End everything; waits so long at most.

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import os
 import tempfile
+import time
 from collections.abc import Coroutine
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,7 +24,9 @@ from kvtop.flame.auto import AutoCapture
 from kvtop.flame.capture import CancelledCaptureError, Capture, Plan, Recording
 from kvtop.flame.difference import diff
 from kvtop.flame.folded import Folded
+from kvtop.flame.record import failed, recorded
 from kvtop.flame.tree import build, keep, threads
+from kvtop.model.capture import StackCapture
 from kvtop.model.snapshot import Finding
 from kvtop.ui import flame_keys
 from kvtop.ui.flame_keys import Shape, Viewer
@@ -45,8 +48,8 @@ class Owner(Protocol):
     def flame_changed(self) -> None:
         """Draw again."""
 
-    def flame_written(self, path: str) -> None:
-        """A capture has been written."""
+    def flame_taken(self, capture: StackCapture) -> None:
+        """A capture is over, with or without stacks."""
 
     def flame_closed(self) -> None:
         """The viewer was closed, and there is nothing else to show."""
@@ -151,20 +154,23 @@ class Flames:
 
     async def _capture(self, recording: Recording, why: str) -> None:
         running = asyncio.ensure_future(recording.run())
+        began = time.time()
         try:
             while not running.done():
                 self._owner.flame_says(_progress(recording, why, self._ascii))
                 await asyncio.wait({running}, timeout=_TICK_S)
             capture = running.result()
-            path = await asyncio.to_thread(self._write, capture)
+            # First into the recording: the folder for pictures may not be writable.
+            self._owner.flame_taken(await asyncio.to_thread(recorded, capture, why))
             self._captures = [*self._captures[-1:], capture.folded]
+            path = await asyncio.to_thread(self._write, capture)
             text = f"flame graph written: {path}; F shows it"
-            self._owner.flame_written(str(path))
             self._owner.flame_says("; ".join([text, *capture.warnings]))
-        except CancelledCaptureError as error:
-            self._owner.flame_says(error.line())
         except KvtopError as error:
-            self._owner.flame_says(f"no flame graph: {error.line()}")
+            if running.done() and running.exception() is error:
+                self._owner.flame_taken(failed(recording.plan, began, error, why))
+            cancelled = isinstance(error, CancelledCaptureError)
+            self._owner.flame_says(("" if cancelled else "no flame graph: ") + error.line())
         finally:
             self._recording = None
             if not running.done():

@@ -14,10 +14,12 @@ from kvtop.model.snapshot import Finding
 from kvtop.ui.effects import Play, Record, Result, WriteBlackBox
 from kvtop.ui.moves import STEPS, Here, at, in_sight
 
-EVENT_KINDS = ("any", "marker", "finding", "preemption", "restart")
+EVENT_KINDS = ("any", "marker", "finding", "preemption", "restart", "stacks")
 """Kinds of events that the keys of a replay can jump to."""
 IN_REPLAY = "this is a recording already"
 """Said where a key only makes sense live."""
+NO_STACKS = "no flame graph was recorded up to this moment"
+"""Said in a replay without captured stacks."""
 ONLY_REPLAY = "only a replay can do that: kvtop replay FILE"
 """Said where a key only makes sense in a replay."""
 _DIALOG_CELLS = 70

@@ -17,7 +17,8 @@ import pytest
 
 from kvtop.commands import diff, export, record, replay, report
 from kvtop.errors import BadDataError, ExitCode, NotFoundError, StorageError, UsageError
-from kvtop.model.snapshot import Snapshot
+from kvtop.model.detail import Detail
+from kvtop.model.snapshot import Engine, Snapshot
 from kvtop.session.reader import SessionReader
 from tests.session.common import recorded, small, stored
 
@@ -35,12 +36,17 @@ class Stream:
     def __init__(self, live: list[Snapshot]) -> None:
         self.live = live
         self.closed = False
+        self.asked: list[str] = []
 
     async def snapshots(self) -> AsyncIterator[Snapshot]:
         for snapshot in self.live:
             yield snapshot
             await asyncio.sleep(0.002)
         await asyncio.Event().wait()
+
+    async def request_detail(self, engine: Engine, request_id: str) -> Detail:
+        self.asked.append(request_id)
+        return Detail(request_id, step=7, tables=((0, 16, (5, 6)),), refs=((1, 2),))
 
     async def close(self) -> None:
         self.closed = True

@@ -8,6 +8,7 @@ import os
 import random
 import shutil
 import sqlite3
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -269,7 +270,10 @@ def test_details_that_were_looked_at(tmp_path: Path) -> None:
     writer.write(churn.tick())
     writer.close()
     with SessionReader(path) as reader:
-        assert reader.detail(churn.pid, "r1", 2) == seen
+        again = reader.detail(churn.pid, "r1", 2)
+        assert again.age_s == reader.last_s - reader.first_s > 0.9
+        assert replace(again, age_s=None) == seen
+        assert reader.detail(churn.pid, "r1", 1).age_s == 0
         assert "not recorded" in reader.detail(churn.pid, "r9", 2).error
 
 

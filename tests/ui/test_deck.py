@@ -107,12 +107,13 @@ async def test_events_are_jumped_to_by_kind(deck: Deck) -> None:
     assert "finding: critical leak.ghost-blocks" in deck.control(Play("event", 1))
     assert await shown(deck) == 40
     assert "no event after" in deck.control(Play("event", 1))
-    kinds = [deck.control(Play("kind")) for _ in range(5)]
+    kinds = [deck.control(Play("kind")) for _ in range(6)]
     assert [kind.rsplit(" ", 1)[1] for kind in kinds] == [
         "marker",
         "finding",
         "preemption",
         "restart",
+        "stacks",
         "any",
     ]
     deck.control(Play("kind"))

@@ -15,6 +15,7 @@ from kvtop.draw.view import View
 from kvtop.flame import target
 from kvtop.flame.capture import Plan
 from kvtop.flame.folded import parse
+from kvtop.model.capture import StackCapture
 from kvtop.model.snapshot import Finding, Snapshot
 from kvtop.sources.stacks_spy import find_py_spy
 from kvtop.ui.app import KvtopApp
@@ -177,6 +178,7 @@ async def test_an_older_file_is_opened_and_compared(tmp_path: Path) -> None:
 class _Owner:
     def __init__(self) -> None:
         self.said: list[str] = []
+        self.taken: list[StackCapture] = []
         self.closed = False
 
     def flame_says(self, text: str) -> None:
@@ -184,7 +186,8 @@ class _Owner:
 
     def flame_changed(self) -> None: ...
 
-    def flame_written(self, path: str) -> None: ...
+    def flame_taken(self, capture: StackCapture) -> None:
+        self.taken.append(capture)
 
     def flame_closed(self) -> None:
         self.closed = True
@@ -207,6 +210,27 @@ async def test_a_finding_starts_one_capture(busy: subprocess.Popen[str], tmp_pat
         await asyncio.sleep(0.05)
     assert any("flame graph for health.stalled" in said for said in owner.said)
     assert len(list(tmp_path.glob("*.svg"))) == 1
+    (taken,) = owner.taken
+    assert (taken.pid, taken.pids, taken.why) == (busy.pid, (busy.pid,), "health.stalled")
+    assert (taken.outcome, taken.mode, taken.rate_hz) == ("ok", "non-blocking, idle", 50)
+    assert "hot_loop" in taken.folded
+    assert taken.samples > 0
+
+
+async def test_a_cancelled_capture_is_told_without_stacks(
+    busy: subprocess.Popen[str], tmp_path: Path
+) -> None:
+    owner = _Owner()
+    flames = Flames(owner, folder=tmp_path, plan=Plan(0, 60.0, 50))
+    flames.toggle(busy.pid)
+    await asyncio.sleep(0.3)
+    flames.toggle(busy.pid)
+    while flames.capturing:
+        await asyncio.sleep(0.05)
+    (taken,) = owner.taken
+    assert taken.outcome == "the capture was cancelled"
+    assert (taken.folded, taken.pids, taken.pid) == ("", (), busy.pid)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_only_a_viewer() -> None:
