@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import time
 from collections import deque
 from collections.abc import Awaitable, Sequence
 from dataclasses import replace
@@ -24,6 +25,7 @@ from kvtop.model.capture import StackCapture
 from kvtop.model.history import History
 from kvtop.model.snapshot import Engine, Finding, Snapshot
 from kvtop.ui import effects
+from kvtop.ui.acting import Acting
 from kvtop.ui.attaching import Attaching
 from kvtop.ui.canvas import Canvas
 from kvtop.ui.controller import press
@@ -92,6 +94,13 @@ class KvtopApp(App[int], inherit_bindings=False):
         """Flame graphs and their viewer."""
         self._deck = deck
         self._attaching = Attaching(self._start, self._say, self._show_dialog, first=attach_first)
+        self._acting = Acting(
+            self._start,
+            self._say,
+            self._show_dialog,
+            self._tell_action,
+            lambda: bool(self.desk.recording),
+        )
         self._feed = feed
         self._history = History() if view.history is None else view.history
         self.view = replace(view, history=self._history)
@@ -240,6 +249,7 @@ class KvtopApp(App[int], inherit_bindings=False):
                 else:
                     self._history.append(snapshot)
                 self._attaching.look(snapshot)
+                self._acting.look(snapshot)
             self._wake.set()
 
     def _take(self, snapshot: Snapshot) -> None:
@@ -360,6 +370,10 @@ class KvtopApp(App[int], inherit_bindings=False):
                 self._message(self.desk.mark(now, note))
             case effects.Answer("seek", text):
                 self._message(self._deck.seek(text) if self._deck else "")
+            case effects.Act():
+                self._acting.ask(effect)
+            case effects.Answer(action, _) if action.startswith("act "):
+                self._acting.do(action.removeprefix("act "))
             case effects.Answer(action, _) if action.startswith("attach "):
                 self._attaching.put(int(action.removeprefix("attach ")))
             case _:
@@ -372,6 +386,13 @@ class KvtopApp(App[int], inherit_bindings=False):
         """Show a message that comes by itself."""
         self._message(text)
         self._draw()
+
+    def _tell_action(self, text: str) -> None:
+        """What was done to an engine, in the recording and at the end in the shell."""
+        time_s = self._newest.time_s if self._newest is not None else 0.0
+        if self.desk.recording:
+            self.desk.mark(time_s, text)
+        self.notes.append(f"{time.strftime('%H:%M:%S', time.localtime(time_s))} {text}")
 
     async def _tell(self, work: Awaitable[str]) -> None:
         """Show what something says that takes its time."""
