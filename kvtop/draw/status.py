@@ -141,7 +141,8 @@ def footer(_snap: Snapshot, view: View, width: int, keys: Sequence[tuple[str, st
         (at, ((key, "key"), (f" {label}", "key.label")))
         for at, (key, label) in enumerate(keys)
     ]
-    return fit(fields(parts, width, "  "), width)
+    # Where not even one fits, the beginning of the first is better than an empty line.
+    return fit(fields(parts, width, "  ") or (parts[0][1] if parts else ()), width)
 
 
 def nothing_found(snap: Snapshot, view: View, width: int, height: int) -> list[Line]:
