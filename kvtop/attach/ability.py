@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -56,6 +57,16 @@ class Injectee:
     """It lives in another mount or pid namespace."""
 
 
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """Code that the target runs only when its main thread gets to it."""
+
+    begun: Callable[[], bool]
+    """Whether it has begun."""
+    withdraw: Callable[[], None]
+    """Makes it do nothing where it has not begun; never raises."""
+
+
 class Backend(Protocol):
     """One way of running Python code in a process."""
 
@@ -66,12 +77,15 @@ class Backend(Protocol):
     def available(self, target: Injectee) -> Ability:
         """Whether it can reach this process; changes nothing there."""
 
-    def run(self, target: Injectee, code: str) -> None:
+    def run(self, target: Injectee, code: str) -> Waiting | None:
         """Starts the code there. Blocking, some seconds at most; does not wait for its effect.
 
         Args:
             target: The process.
             code: Python source text that only starts a daemon thread, and never raises.
+
+        Returns:
+            How to see whether it has begun. None: it runs.
 
         Raises:
             AttachError: It was not started, and the process is as it was.

@@ -113,6 +113,9 @@ def main():
     control = sys.modules.get("kvtop.probe.control")
     if control is None:
         return note("there is no probe in it")
+    running = control.status()
+    if only_attached and (running is None or running.get("loaded_by") != "attach"):
+        return None
     if control.stop().get("state") != "stopped":
         note("the probe did not stop")
 """
@@ -185,13 +188,16 @@ def _attach_code(replace: bool, any_process: bool) -> str:
     return boot(head + _ATTACH + _RUN)
 
 
-def detach_code() -> str:
+def detach_code(*, only_attached: bool = False) -> str:
     """Source text that takes the probe out of the process that runs it.
 
     The modules stay, unused: a second attach of the same probe uses them again, so that
     attaching and detaching many times leaves nothing behind each time.
+
+    Args:
+        only_attached: Leave one that vLLM has loaded itself.
     """
-    return boot(_DETACH + _RUN)
+    return boot(f"only_attached = {only_attached!r}\n" + _DETACH + _RUN)
 
 
 def boot(text: str) -> str:

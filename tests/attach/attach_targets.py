@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 import subprocess
@@ -15,16 +16,34 @@ from kvtop.attach.servers import FoundProcess
 TARGET = Path(__file__).with_name("target.py")
 
 
+VERSIONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
+"""What kvtop is tested to attach to."""
+
+
 def interpreters() -> dict[str, str]:
-    """Python by version, from PATH and from pyenv, beside the one of the tests."""
+    """Python by version: the one of the tests, `KVTOP_PYTHONS`, pyenv's, those on PATH.
+
+    `KVTOP_PYTHONS` has absolute paths, parted as in PATH.
+    """
     found = {f"{sys.version_info[0]}.{sys.version_info[1]}": os.path.realpath(sys.executable)}
+    for path in os.environ.get("KVTOP_PYTHONS", "").split(os.pathsep):
+        if path:
+            # Named by hand: one that does not run is a mistake, not a reason to skip.
+            found.setdefault(_ask(path, "'%d.%d' % sys.version_info[:2]"), path)
     versions = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
-    for version in ("3.10", "3.11", "3.12", "3.13", "3.14"):
+    for version in VERSIONS:
         beside = sorted(versions.glob(f"{version}.*/bin/python{version}"))
         path = str(beside[-1]) if beside else shutil.which(f"python{version}")
         if path and version not in found and _works(path):
             found[version] = path
     return found
+
+
+@functools.cache
+def _ask(path: str, what: str) -> str:
+    text = f"import sys, zlib; print({what})"
+    done = subprocess.run([path, "-c", text], capture_output=True, text=True, check=True)
+    return done.stdout[:-1]
 
 
 def _works(path: str) -> bool:
@@ -47,7 +66,8 @@ class Target:
             executable=None if wrap else python,
             stdout=subprocess.PIPE,
             text=True,
-            env={**os.environ, **environ},
+            # A name in the place of its path keeps Python from finding its library by it.
+            env={**os.environ, **environ, "PYTHONHOME": _ask(python, "sys.base_prefix")},
         )
         assert self.child.stdout is not None
         line = self.child.stdout.readline()
@@ -64,6 +84,12 @@ class Target:
 
     def threads(self) -> int:
         return len(os.listdir(f"/proc/{self.pid}/task"))
+
+    def thread_names(self) -> list[str]:
+        return [
+            Path(f"/proc/{self.pid}/task/{tid}/comm").read_text()
+            for tid in os.listdir(f"/proc/{self.pid}/task")
+        ]
 
     def descriptors(self) -> int:
         return len(os.listdir(f"/proc/{self.pid}/fd"))

@@ -160,9 +160,12 @@ def make_target(tmp_path: Path) -> Iterator[Callable[..., Target]]:
     folder.mkdir(mode=0o700)
 
     def make(
-        python: str = sys.executable, mode: str = "idle", wrap: list[str] | None = None
+        python: str = sys.executable,
+        mode: str = "idle",
+        wrap: list[str] | None = None,
+        environ: dict[str, str] | None = None,
     ) -> Target:
-        target = Target(python, mode, {"KVTOP_DIR": str(folder)}, wrap or [])
+        target = Target(python, mode, {"KVTOP_DIR": str(folder), **(environ or {})}, wrap or [])
         made.append(target)
         return target
 

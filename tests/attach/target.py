@@ -1,5 +1,6 @@
 """A process with something in it that the probe takes for an engine core. Imports no kvtop."""
 
+import signal
 import sys
 import threading
 import time
@@ -76,6 +77,11 @@ class EngineCore:
         print("up", flush=True)
         if mode == "idle":
             threading.Event().wait()
+        if mode == "pause":
+            # Waits in C until a signal comes, and then goes on stepping.
+            signal.signal(signal.SIGUSR1, lambda *_: None)
+            signal.pause()
+            mode = "steps"
         while mode == "steps":
             self.scheduler.schedule()
             time.sleep(0.001)
@@ -94,4 +100,7 @@ if len(sys.argv) > 2 and sys.argv[2] == "poller":
     pair = socket.socketpair()
     threading.Thread(target=lambda: select.select([pair[0]], [], []), daemon=True).start()
 
+if sys.argv[1] == "nothing":
+    print("up", flush=True)
+    threading.Event().wait()
 EngineCore().run_busy_loop(sys.argv[1])

@@ -24,7 +24,7 @@ def this_process(**changes: int) -> FoundProcess:
 
 def refused(monkeypatch: pytest.MonkeyPatch, folder: Path, process: FoundProcess) -> AttachError:
     monkeypatch.setattr(probe, "kvtop_dir_of", lambda proc, pid: str(folder))
-    monkeypatch.setattr(probe, "_inject", lambda *_: pytest.fail("something was put in"))
+    monkeypatch.setattr(probe.Delivery, "run", lambda *_: pytest.fail("something was put in"))
     with pytest.raises(AttachError) as caught:
         probe.attach(process, "engine")
     assert caught.value.code == ExitCode.DENIED

@@ -11,12 +11,13 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
-from attach_targets import INTERPRETERS
+from attach_targets import INTERPRETERS, VERSIONS
 
-from kvtop.attach import payload, probe
+from kvtop.attach import deliver, payload, probe
 from kvtop.attach.ability import AttachError, Backend, Injectee
 from kvtop.attach.hello import ask
 from kvtop.attach.native import NativeBackend
@@ -33,10 +34,10 @@ PYTHONS = [
         id=version,
         marks=pytest.mark.skipif(
             version not in INTERPRETERS,
-            reason=f"no Python {version} on PATH or in pyenv: nothing to attach to",
+            reason=f"no Python {version} in KVTOP_PYTHONS, in pyenv or on PATH",
         ),
     )
-    for version in ("3.10", "3.11", "3.12", "3.13")
+    for version in VERSIONS
 ]
 
 
@@ -265,9 +266,116 @@ def test_remote_exec_explains_itself(
     assert reason in ability.reason
 
 
-@pytest.mark.skipif("3.14" not in INTERPRETERS, reason="no Python 3.14 on PATH or in pyenv")
-def test_remote_exec_on_3_14(make_target: Make) -> None:
-    target = make_target(INTERPRETERS["3.14"], "steps")
-    among = (RemoteExecBackend(),)
-    assert probe.attach(target.process(), "engine", among=among, any_process=True).changed
-    assert probe.detach(found(target), "engine", among=among).changed
+WITH_3_14 = pytest.mark.skipif(
+    "3.14" not in INTERPRETERS, reason="no Python 3.14 in KVTOP_PYTHONS, in pyenv or on PATH"
+)
+REMOTE = (RemoteExecBackend(),)
+
+
+def requests_left(target: Any) -> list[Path]:
+    """Files with code that a target has not run."""
+    return list(Path("/tmp").glob(f"kvtop-{target.pid}-*"))
+
+
+@WITH_3_14
+@pytest.mark.usefixtures("may_trace")
+class TestRemoteExec:
+    @pytest.mark.parametrize("mode", ["steps", "busy", "busy poller"])
+    def test_in_and_out_again(self, make_target: Make, mode: str) -> None:
+        target = make_target(INTERPRETERS["3.14"], mode)
+        threads, descriptors = target.threads(), target.descriptors()
+        for _ in range(3):
+            done = probe.attach(target.process(), "engine", among=REMOTE, any_process=True)
+            assert "remote_exec" in done.text
+            process = found(target)
+            hello = ask(process.probe_socket)
+            assert hello is not None
+            assert hello.loaded_by == "attach"
+            again = probe.attach(process, "engine", among=REMOTE, any_process=True)
+            assert not again.changed
+            assert probe.detach(process, "engine", among=REMOTE).changed
+            assert not process.probe_socket.exists()
+            target.settle(threads, descriptors)
+            assert (target.threads(), target.descriptors()) == (threads, descriptors)
+        assert target.child.poll() is None
+        assert requests_left(target) == []
+
+    def test_a_main_thread_that_waits_is_left_to_the_next_way(
+        self, make_target: Make, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(deliver, "WAKE_S", 0.5)
+        target = make_target(INTERPRETERS["3.14"], "idle")
+        among = (*REMOTE, *way("ptrace"))
+        for _ in range(2):
+            done = probe.attach(target.process(), "engine", among=among, any_process=True)
+            assert "ptrace" in done.text
+            done = probe.detach(found(target), "engine", among=among)
+            assert done.changed
+            assert "ptrace" in done.text
+        # The code of the last try is withdrawn: what lies there would only remove itself.
+        (left,) = requests_left(target)
+        assert len(left.read_text()) < 200
+        left.unlink()
+
+    def test_alone_it_says_what_a_waiting_main_thread_needs(
+        self, make_target: Make, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(deliver, "DEADLINE_S", 1.0)
+        target = make_target(INTERPRETERS["3.14"], "pause")
+        with pytest.raises(AttachError, match="has run no Python") as caught:
+            probe.attach(target.process(), "engine", among=REMOTE, any_process=True)
+        assert "next request" in caught.value.remedy
+        # It wakes up: nothing happens, and the file is gone.
+        os.kill(target.pid, signal.SIGUSR1)
+        for _ in range(200):
+            if not requests_left(target):
+                break
+            time.sleep(0.02)
+        assert requests_left(target) == []
+        assert "kvtop" not in "".join(target.thread_names())
+        assert target.child.poll() is None
+
+    def test_a_stopped_process_is_refused(self, make_target: Make) -> None:
+        target = make_target(INTERPRETERS["3.14"], "steps")
+        os.kill(target.pid, signal.SIGSTOP)
+        for _ in range(100):
+            if target.state() == "T":
+                break
+            time.sleep(0.01)
+        with pytest.raises(AttachError, match="stopped"):
+            probe.attach(target.process(), "engine", among=REMOTE, any_process=True)
+        assert requests_left(target) == []
+        os.kill(target.pid, signal.SIGCONT)
+
+    def test_it_is_tried_first(self, make_target: Make) -> None:
+        target = make_target(INTERPRETERS["3.14"], "steps")
+        done = probe.attach(target.process(), "engine", any_process=True)
+        assert "remote_exec" in done.text
+        assert probe.detach(found(target), "engine").changed
+
+    def test_a_target_that_does_not_allow_it(self, make_target: Make) -> None:
+        target = make_target(
+            INTERPRETERS["3.14"], "steps", environ={"PYTHON_DISABLE_REMOTE_DEBUG": "1"}
+        )
+        with pytest.raises(AttachError, match=r"sys\.remote_exec .* not enabled"):
+            probe.attach(target.process(), "engine", among=REMOTE, any_process=True)
+        assert requests_left(target) == []
+        done = probe.attach(
+            target.process(), "engine", among=(*REMOTE, *way("ptrace")), any_process=True
+        )
+        assert "ptrace" in done.text
+
+
+@pytest.mark.usefixtures("may_trace")
+def test_a_probe_that_finds_nothing_is_taken_out_again(
+    make_target: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(deliver, "DEADLINE_S", 1.0)
+    monkeypatch.setattr(probe, "DEADLINE_S", 1.0)
+    target = make_target(sys.executable, "nothing")
+    threads = target.threads()
+    with pytest.raises(AttachError, match="found nothing to watch") as caught:
+        probe.attach(target.process(), "engine", among=way("ptrace"), any_process=True)
+    assert caught.value.code is ExitCode.UNREACHABLE
+    target.settle(threads, target.descriptors())
+    assert target.threads() == threads
