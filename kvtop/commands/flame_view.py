@@ -6,7 +6,7 @@ import argparse
 import asyncio
 import shutil
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 from kvtop.draw.icicle import IcicleView, icicle, levels
@@ -75,7 +75,7 @@ class _Nothing:
     def set_interval(self, seconds: float) -> None:
         """There is none."""
 
-    def set_visible(self, stacks: bool) -> None:
+    def set_visible(self, stacks: bool, pids: Sequence[int] = ()) -> None:
         """Nothing is sampled."""
 
     async def request_detail(self, _engine: Engine, request_id: str) -> Detail:

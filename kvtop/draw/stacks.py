@@ -7,37 +7,61 @@ from kvtop.draw.pick import engine_of, greyed, is_old, now, old_line, source_of,
 from kvtop.draw.text import Field, block, cell_width, clip, fields, pad, safe, wrap
 from kvtop.draw.view import Line, View
 from kvtop.model.history import engine_key
-from kvtop.model.snapshot import Frame, Snapshot, SourceState, Stacks
+from kvtop.model.snapshot import Engine, Frame, Snapshot, SourceState, Stacks
 
-_ROLES = {"engine": "EngineCore", "worker": "Worker", "api": "API server"}
+ROLES = {"engine": "EngineCore", "worker": "Worker", "api": "API server"}
+
+
+def roles_of(engine: Engine | None) -> dict[int, str]:
+    """The processes of an engine and their roles: engine core, workers, API servers."""
+    if engine is None:
+        return {}
+    roles = {} if engine.pid is None else {engine.pid: "engine"}
+    for role, pids in (("worker", engine.worker_pids), ("api", engine.api_pids)):
+        for pid in pids:
+            roles.setdefault(pid, role)
+    return roles
+
+
+def processes_of(engine: Engine | None, role: str) -> list[int]:
+    """The processes of an engine whose frames are shown.
+
+    Args:
+        engine: The engine. None: no processes.
+        role: Only those of this role. Empty, or one that none of them has: all.
+    """
+    roles = roles_of(engine)
+    return [pid for pid in roles if roles[pid] == role] or list(roles)
 
 
 def _of_engine(snap: Snapshot, view: View) -> list[Stacks]:
-    engine = engine_of(snap, view)
-    if engine is None:
-        return []
-    pids = [engine.pid, *engine.worker_pids, *engine.api_pids]
-    found = sorted(
+    pids = processes_of(engine_of(snap, view), view.stacks_role)
+    return sorted(
         (stacks for stacks in snap.stacks if stacks.pid in pids),
         key=lambda stacks: pids.index(stacks.pid),
     )
-    # A role that nobody has any more hides nothing.
-    return [stacks for stacks in found if stacks.role == view.stacks_role] or found
 
 
 def title(snap: Snapshot, view: View, width: int) -> str:
-    """`Top frames  EngineCore 4740  py-spy 20 Hz`."""
+    """`Top frames  EngineCore 4740  py-spy 2 Hz  0.9% of a core  and 2 more`."""
     parts: list[Field] = [(0, (("Top frames", ""),))]
     found = _of_engine(snap, view)
     if found and view.stacks_on:
-        role = safe(_ROLES.get(found[0].role, found[0].role), view.ascii)
+        role = safe(ROLES.get(found[0].role, found[0].role), view.ascii)
         parts.append((1, ((f"{role} {found[0].pid}", ""),)))
         parts.append((2, ((f"py-spy {short(found[0].rate_hz)} Hz", ""),)))
-        if found[0].cost_ms is not None:
-            parts.append((4, ((f"{short(found[0].cost_ms)} ms CPU a sample", ""),)))
+        cost = _cost_percent(found)
+        if cost is not None:
+            parts.append((4, ((f"{cost:.1f}% of a core", ""),)))
         if len(found) > 1:
             parts.append((3, ((f"and {len(found) - 1} more", ""),)))
     return clip("".join(text for text, _ in fields(parts, width)), width, view.ascii)
+
+
+def _cost_percent(found: list[Stacks]) -> float | None:
+    """CPU time that sampling these processes takes, percent of a core. None: not measured."""
+    known = [s.cost_ms * s.rate_hz / 10.0 for s in found if s.cost_ms is not None and s.rate_hz]
+    return sum(known) if known else None
 
 
 def stacks_panel(snap: Snapshot, view: View, width: int, height: int) -> list[Line]:
@@ -63,18 +87,29 @@ def stacks_panel(snap: Snapshot, view: View, width: int, height: int) -> list[Li
     room = max(height - start, 0)
     offset = max(0, min(offset, len(frames) - room))
     for stacks, frame in frames[offset : offset + room]:
-        role = "" if len(shown) == 1 else f"{_ROLES.get(stacks.role, stacks.role)} {stacks.pid}"
+        role = "" if len(shown) == 1 else f"{ROLES.get(stacks.role, stacks.role)} {stacks.pid}"
         lines.append(_row(frame, role, width, view.ascii))
     if old:
         lines = [lines[0], *greyed(lines[1:])]
-    age = now(snap, view) - found[0].time_s
     if len(lines) < height:
-        text = (
-            f"{count(found[0].samples)} samples in {duration(found[0].window_s)},"
-            f" newest {duration(age)} ago"
-        )
-        lines.append(((clip(text, width, view.ascii) if len(text) <= width else "", "dim"),))
+        lines.append(fields(_account(found, snap, view), width, ", "))
     return block(lines, width, height)
+
+
+def _account(found: list[Stacks], snap: Snapshot, view: View) -> list[Field]:
+    """How much the panel stands on."""
+    of = f" of {len(found)} processes" if len(found) > 1 else ""
+    total = sum(stacks.samples for stacks in found)
+    window = duration(max(stacks.window_s for stacks in found))
+    age = duration(now(snap, view) - max(stacks.time_s for stacks in found))
+    parts: list[Field] = [
+        (0, ((f"{count(total)} samples{of} in {window}", "dim"),)),
+        (1, ((f"newest {age} ago", "dim"),)),
+    ]
+    unread = sum(stacks.unread for stacks in found)
+    if unread:
+        parts.append((2, ((f"{count(unread)} more could not be read", "dim"),)))
+    return parts
 
 
 def _rank(value: float) -> float:
@@ -90,10 +125,12 @@ def _balance(
     if all(stacks.stalled for stacks in found):
         parts.append((0, (("nothing runs; it waits here", "label"),)))
     elif shown[0].split:
+        if len(shown) > 1:
+            parts.append((0, ((ROLES.get(shown[0].role, shown[0].role), "label"),)))
         shares = sorted(shown[0].split.items(), key=lambda item: (-item[1], item[0]))
         parts += [
             (at, ((f" {name} {percent(share)} ", f"flame.{name}"),))
-            for at, (name, share) in enumerate(shares)
+            for at, (name, share) in enumerate(shares, 1)
         ]
     rates = _rates(snap, view)
     if not rates:

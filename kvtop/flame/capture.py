@@ -34,13 +34,10 @@ from kvtop.errors import (
     UsageError,
 )
 from kvtop.flame import target
-from kvtop.flame.child import Talk, end_child, failure_of
+from kvtop.flame.child import Talk, end_child, failure_of, release
 from kvtop.flame.folded import Folded, parse, read_text
 from kvtop.sources.base import one_line
-from kvtop.sources.stacks_spy import (
-    find_py_spy,
-    release,
-)
+from kvtop.sources.stacks_spy import find_py_spy
 
 MAX_SECONDS = 3600.0
 """Longest capture."""

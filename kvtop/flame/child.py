@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 import signal
 
 from kvtop.errors import BadDataError, DeniedError, KvtopError, NotFoundError, UnreachableError
@@ -13,7 +15,6 @@ from kvtop.sources.stacks_spy import (
     TransientError,
     dump,
     explain,
-    signal_child,
 )
 
 _KEPT = 16384
@@ -50,6 +51,33 @@ class Talk:
             await asyncio.wait({self._reading}, timeout=0.5)
         finally:
             self._reading.cancel()
+
+
+def signal_child(child: asyncio.subprocess.Process, number: int) -> None:
+    """Signal a child that has not been collected yet.
+
+    Not by asyncio's own methods: those collect a child that has just ended behind the back
+    of asyncio, which then reports it on stderr and loses its exit status.
+    """
+    if child.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(child.pid, number)
+
+
+def release(child: asyncio.subprocess.Process) -> None:
+    """Close what asyncio holds for a child, as soon as the child has been collected.
+
+    Before that, closing would let `subprocess` collect it behind asyncio's back, which
+    asyncio reports on stderr.
+    """
+    transport = getattr(child, "_transport", None)
+    if transport is None:
+        return
+    if child.returncode is not None:
+        transport.close()
+        return
+    waiting = asyncio.ensure_future(child.wait())
+    waiting.add_done_callback(lambda _: transport.close())
 
 
 async def end_child(child: asyncio.subprocess.Process, seconds: float) -> bool:

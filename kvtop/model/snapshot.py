@@ -429,9 +429,11 @@ class Stacks:
     """Share of the samples by category (`model.frames`), 0-100, adding up to 100: each active
     thread of a sample counts, and a sample without one as `wait`. Empty: not known."""
     cost_ms: float | None = None
-    """CPU time of the sampler for one sample, median of the window. None: not measured."""
+    """CPU time of the sampler for one sample, mean of the window. None: not measured."""
     stalled: bool = False
-    """True: no thread was active in the whole window; the frames show where it waits."""
+    """True: no thread was active of late; the frames show where it waits."""
+    unread: int = 0
+    """Samples that could not be read, since the process ran on meanwhile; not in `samples`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,17 +1,15 @@
-"""One run of py-spy as a child process with a deadline, and what its failures mean."""
+"""The two ways in which py-spy is asked, and what its failures mean."""
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import os
-import resource
 import shutil
-import signal
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from kvtop.sources.base import SourceError, one_line
+from kvtop.sources.stacks_child import OUTPUT, Ended, run
 
 NO_PTRACE_REMEDY = (
     "run kvtop as root, give its container the capability SYS_PTRACE, "
@@ -36,18 +34,11 @@ def find_py_spy() -> str | None:
     return shutil.which("py-spy")
 
 
-def children_cpu_s() -> float:
-    """CPU time of all ended and collected child processes of this one so far, seconds."""
-    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return usage.ru_utime + usage.ru_stime
+async def dump(py_spy: str, pid: int, deadline_s: float) -> Ended:
+    """`py-spy dump --json --nonblocking`; the process is never stopped for it.
 
-
-async def dump(py_spy: str, pid: int, deadline_s: float) -> bytes:
-    """Output of `py-spy dump --json --nonblocking`; the process is never stopped for it.
-
-    The child is killed and waited for when the deadline is over, and when this call is
-    cancelled. Killing it leaves the process as it was: without blocking py-spy only
-    reads its memory and is never attached to it.
+    Killing it leaves the process as it was: without blocking py-spy only reads its memory
+    and is never attached to it.
 
     Args:
         py_spy: Path of py-spy.
@@ -59,67 +50,54 @@ async def dump(py_spy: str, pid: int, deadline_s: float) -> bytes:
         GoneError: The process is no more.
         TransientError: This run failed.
     """
+    words = (py_spy, "dump", "--json", "--nonblocking", "--pid", str(pid))
+    return await _run(words, pid, deadline_s)
+
+
+async def record(py_spy: str, pid: int, rate_hz: int, seconds: int) -> Ended:
+    """`py-spy record --format raw --nonblocking --threads`: only threads that run.
+
+    Facts about py-spy 0.4.3: it takes `rate x seconds - 1` samples, at times that vary by
+    chance, and then ends; when its process ends it writes what it has; threads that wait
+    are read and left out.
+
+    Args:
+        py_spy: Path of py-spy.
+        pid: The process, as seen from here.
+        rate_hz: Samples a second.
+        seconds: For how long.
+
+    Raises:
+        SourceError: py-spy cannot do this here; asking again does not help.
+        GoneError: The process is no more.
+        TransientError: This run failed.
+    """
+    words = (
+        *(py_spy, "record", "--format", "raw", "--nonblocking", "--threads"),
+        *("--rate", str(rate_hz), "--duration", str(seconds)),
+        *("--output", OUTPUT, "--pid", str(pid)),
+    )
+    ended = await _run(words, pid, 3.0 * seconds + 10.0)
+    if not _exists(pid):
+        raise GoneError(f"process {pid} is gone")
+    return ended
+
+
+async def _run(words: Sequence[str], pid: int, deadline_s: float) -> Ended:
     try:
-        child = await asyncio.create_subprocess_exec(
-            *(py_spy, "dump", "--json", "--nonblocking", "--pid", str(pid)),
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            env={**os.environ, "RUST_BACKTRACE": "0"},
-        )
+        ended = await run(words, deadline_s)
     except OSError as error:
         reason = error.strerror or type(error).__name__
-        raise SourceError(f"{py_spy} cannot be started: {reason}", "reinstall py-spy") from error
-    talk = asyncio.ensure_future(child.communicate())
-    try:
-        done, _ = await asyncio.wait({talk}, timeout=deadline_s)
-        if not done:
-            raise TransientError(f"py-spy did not finish within {deadline_s:g} s")
-        out, err = talk.result()
-    finally:
-        if not talk.done():
-            talk.cancel()
-        await _reap(child)
-    if child.returncode == 0:
-        return out
-    exists = os.path.isdir(f"/proc/{pid}")  # noqa: ASYNC240 - no disk behind /proc
-    raise explain(err.decode("utf-8", "replace"), pid, exists=exists)
+        raise SourceError(f"{words[0]} cannot be started: {reason}", "reinstall py-spy") from error
+    if ended.timed_out:
+        raise TransientError(f"py-spy did not finish within {deadline_s:g} s")
+    if ended.code == 0:
+        return ended
+    raise explain(ended.said, pid, exists=_exists(pid))
 
 
-async def _reap(child: asyncio.subprocess.Process) -> None:
-    """Ends the child and collects it, also while this task is being cancelled."""
-    if child.returncode is None:
-        signal_child(child, signal.SIGKILL)
-        # After SIGKILL this takes no time; the loop's watcher collects it in any case.
-        await asyncio.wait({asyncio.ensure_future(child.wait())}, timeout=1.0)
-    release(child)
-
-
-def signal_child(child: asyncio.subprocess.Process, number: int) -> None:
-    """Signal a child that has not been collected yet.
-
-    Not by asyncio's own methods: those collect a child that has just ended behind the back
-    of asyncio, which then reports it on stderr and loses its exit status.
-    """
-    if child.returncode is None:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(child.pid, number)
-
-
-def release(child: asyncio.subprocess.Process) -> None:
-    """Close what asyncio holds for a child, as soon as the child has been collected.
-
-    Before that, closing would let `subprocess` collect it behind asyncio's back, which
-    asyncio reports on stderr.
-    """
-    transport = getattr(child, "_transport", None)
-    if transport is None:
-        return
-    if child.returncode is not None:
-        transport.close()
-        return
-    waiting = asyncio.ensure_future(child.wait())
-    waiting.add_done_callback(lambda _: transport.close())
+def _exists(pid: int) -> bool:
+    return os.path.isdir(f"/proc/{pid}")
 
 
 def explain(err: str, pid: int, *, exists: bool) -> Exception:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -137,6 +137,7 @@ class Live:
         self._fresh = asyncio.Event()
         self._wake = asyncio.Event()
         self._stacks_visible = options.stacks
+        self._stacks_pids: tuple[int, ...] = ()
         self._found: Found | None = None
         self._seen: dict[int, tuple[FoundServer, FoundEngine, Reading[Engine] | None]] = {}
         self._lost_at: dict[int, float] = {}
@@ -152,11 +153,19 @@ class Live:
         self.interval_s = seconds
         self._wake.set()
 
-    def set_visible(self, stacks: bool) -> None:
-        """Say whether the top frames are on screen; hidden ones are not sampled."""
+    def set_visible(self, stacks: bool, pids: Sequence[int] = ()) -> None:
+        """Say whether top frames are looked at; only those of these processes, when any are named.
+
+        Others are not sampled.
+        """
         self._stacks_visible = stacks and self._options.stacks
+        self._stacks_pids = tuple(pids)
         if "stacks" in self._running:
-            self._running["stacks"].source.enabled = self._stacks_visible  # type: ignore[attr-defined]
+            self._tell_stacks(self._running["stacks"].source)
+
+    def _tell_stacks(self, source: Any) -> None:
+        source.enabled = self._stacks_visible
+        source.only = self._stacks_pids
 
     async def snapshots(self) -> AsyncIterator[Snapshot]:
         """Yield a snapshot an interval, for ever. Never raises but for cancellation."""
@@ -188,7 +197,7 @@ class Live:
         from kvtop.sources.stacks import StacksSource
 
         source = StacksSource()
-        source.enabled = self._stacks_visible
+        self._tell_stacks(source)
         self._start("stacks", source)
 
     def _start(
@@ -277,6 +286,7 @@ class Live:
         wanted: dict[str, Callable[[], Source[Any]]] = {}
         pids: dict[int, str] = {}
         for server in found.servers:
+            pids |= dict.fromkeys(server.api_pids, "api")
             if server.url:
                 wanted[f"metrics {server.key}"] = partial(MetricsSource, server.url)
             for api in server.apis:

@@ -19,6 +19,7 @@ from textual.screen import Screen
 from kvtop.draw.ansi import Colours
 from kvtop.draw.pick import engine_of
 from kvtop.draw.screen import screen as draw_screen
+from kvtop.draw.stacks import processes_of
 from kvtop.draw.view import Dialog, Line, View
 from kvtop.errors import ExitCode
 from kvtop.model.capture import StackCapture
@@ -105,7 +106,7 @@ class KvtopApp(App[int], inherit_bindings=False):
         self._history = History() if view.history is None else view.history
         self.view = replace(view, history=self._history)
         """What the user chose."""
-        self._sampling = view.stacks_on
+        self._sampling: tuple[bool, tuple[int, ...]] = (view.stacks_on, ())
         self.notes: list[str] = []
         """What to say in the shell after the screen, one plain line each."""
         self.fault: BaseException | None = None
@@ -320,9 +321,12 @@ class KvtopApp(App[int], inherit_bindings=False):
         there = "stacks" in rects(self.view, Here(self._shown, self._cells()))
         seen = self.desk.writes or (there and not self.flames.is_open)
         wanted = self.view.stacks_on and seen
-        if wanted != self._sampling:
-            self._sampling = wanted
-            self._feed.set_visible(stacks=wanted)
+        pids: tuple[int, ...] = ()
+        if wanted and not self.desk.writes and self._shown is not None:
+            pids = tuple(processes_of(engine_of(self._shown, self.view), self.view.stacks_role))
+        if (wanted, pids) != self._sampling:
+            self._sampling = wanted, pids
+            self._feed.set_visible(wanted, pids)
 
     # Keys.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -19,8 +19,11 @@ class Feed(Protocol):
     def set_interval(self, seconds: float) -> None:
         """Ask for another time between two snapshots."""
 
-    def set_visible(self, stacks: bool) -> None:
-        """Say whether the top frames are on screen; hidden ones need not be sampled."""
+    def set_visible(self, stacks: bool, pids: Sequence[int] = ()) -> None:
+        """Say whether top frames are looked at; only those of these processes, when any are named.
+
+        Others need not be sampled.
+        """
 
     async def request_detail(self, engine: Engine, request_id: str) -> Detail:
         """The block table of a request; a failure is in `Detail.error`."""

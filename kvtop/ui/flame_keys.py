@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from kvtop.draw.icicle import Box, IcicleView, graph_rows, levels, node_at
 from kvtop.draw.pick import engine_of
+from kvtop.draw.stacks import ROLES, roles_of
 from kvtop.draw.view import View
 from kvtop.flame.tree import Tree
 from kvtop.model.frames import CATEGORIES
@@ -54,15 +55,18 @@ def _flame_view(view: View, _here: Here) -> Result:
 
 
 def _process(view: View, here: Here) -> Result:
-    """The next role of the processes whose frames are known; after the last one, all."""
+    """The next role of the engine's processes; after the last one, all."""
     engine = engine_of(here.snap, view) if here.snap is not None else None
-    pids = (engine.pid, *engine.worker_pids, *engine.api_pids) if engine else ()
-    stacks = here.snap.stacks if here.snap is not None else ()
-    roles = list(dict.fromkeys(one.role for one in stacks if one.pid in pids))
+    if view.player is None:
+        roles = list(dict.fromkeys(roles_of(engine).values()))
+    else:
+        # Of a recording only those can be shown that were sampled.
+        pids, stacks = roles_of(engine), here.snap.stacks if here.snap is not None else ()
+        roles = list(dict.fromkeys(pids[one.pid] for one in stacks if one.pid in pids))
     if len(roles) < 2:
         return replace(view, message="there is no other process with frames"), None
     role = _after(view.stacks_role, ["", *roles])
-    text = f"frames of role {role}" if role else "frames of all processes"
+    text = f"frames of the {ROLES[role]}" if role else "frames of all processes of this engine"
     scroll = at(view, "stacks", 0)
     return replace(view, stacks_role=role, message=text, scroll=scroll), None
 

@@ -148,7 +148,7 @@ def test_stacks() -> None:
     )
     worker = replace(samples.STACKS, pid=4801, role="worker")
     split = {"schedule": 14.0, "allocate": 6.5, "free": 0.4, "model": 61.0, "wait": 18.1}
-    measured = replace(samples.STACKS, split=split, cost_ms=21.4)
+    measured = replace(samples.STACKS, split=split, cost_ms=0.94, unread=12)
     hung = replace(measured, split={"wait": 100.0}, stalled=True)
     cases = {
         "healthy": (samples.HEALTHY, PLAIN),
@@ -158,7 +158,14 @@ def test_stacks() -> None:
             replace(samples.HEALTHY, stacks=(hung, replace(measured, pid=4801, role="worker"))),
             ASCII,
         ),
-        "two": (replace(samples.HEALTHY, stacks=(samples.STACKS, worker)), PLAIN),
+        "two": (
+            replace(samples.HEALTHY, stacks=(measured, replace(measured, pid=4801, role="worker"))),
+            PLAIN,
+        ),
+        "one of two": (
+            replace(samples.HEALTHY, stacks=(measured, worker)),
+            replace(PLAIN, stacks_role="worker"),
+        ),
         "denied": (denied, PLAIN),
         "stale": (stale, PLAIN),
         "hidden": (samples.HEALTHY, replace(PLAIN, stacks_on=False)),

@@ -82,13 +82,13 @@ async def test_a_real_process_and_its_child(py_spy: str, spawn: Spawn) -> None:
 async def test_the_panel_agrees_with_py_spy_on_the_same_seconds(py_spy: str, spawn: Spawn) -> None:
     child = spawn()
     source = StacksSource({child.pid: "engine"})
-    source.period_s = 0.0
-    running = asyncio.ensure_future(Recording(Plan(child.pid, 4.0, 50)).run())
+    running = asyncio.ensure_future(Recording(Plan(child.pid, 7.0, 50)).run())
     while not running.done():
         await source.read()
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(0.2)
     capture = running.result()
     (stacks,) = await source.read()
+    await source.close()
     own: dict[str, int] = {}
     for frames, count in capture.folded.stacks:
         function = split_frame(code_of(frames)[-1])[0]

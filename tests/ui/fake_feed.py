@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from kvtop.model.blocks import BlockState, count_states
@@ -357,6 +357,7 @@ class FakeFeed:
         self.fail_after = fail_after
         self.hang = hang
         self.visible: list[bool] = []
+        self.looked_at: tuple[int, ...] = ()
         self.intervals: list[float] = []
         self.asked: list[str] = []
         self.closed = False
@@ -382,8 +383,10 @@ class FakeFeed:
         self.interval_s = seconds
         self.intervals.append(seconds)
 
-    def set_visible(self, stacks: bool) -> None:
-        self.visible.append(stacks)
+    def set_visible(self, stacks: bool, pids: Sequence[int] = ()) -> None:
+        if stacks != (self.visible[-1] if self.visible else True):
+            self.visible.append(stacks)
+        self.looked_at = tuple(pids)
 
     async def request_detail(self, engine: Engine, request_id: str) -> Detail:
         self.asked.append(request_id)

@@ -149,6 +149,19 @@ async def test_keys_reach_the_feed() -> None:
         assert feed.visible == [False, True]
 
 
+async def test_only_the_processes_on_screen_are_sampled() -> None:
+    feed = HandFeed()
+    app = start(feed)
+    async with app.run_test(size=(160, 40)) as pilot:
+        await pilot.pause()
+        (engine,) = feed.engine.snapshot().engines
+        assert set(feed.looked_at) == {engine.pid, *engine.worker_pids, *engine.api_pids}
+        await pilot.press("p")
+        assert feed.looked_at == (engine.pid,)
+        await pilot.press("p", "p", "p")
+        assert len(feed.looked_at) > 1
+
+
 async def test_typing_a_search() -> None:
     app = start(HandFeed())
     async with app.run_test(size=(80, 24)) as pilot:

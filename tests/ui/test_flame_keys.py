@@ -163,7 +163,17 @@ def test_p_goes_through_the_processes() -> None:
     assert view.stacks_role == "engine"
     view, _ = press_main(view, "p", both)
     assert view.stacks_role == "worker"
+    assert "of the Worker" in view.message
+    view, _ = press_main(view, "p", both)
+    assert view.stacks_role == "api"
     view, _ = press_main(view, "p", both)
     assert view.stacks_role == ""
-    view, _ = press_main(View(), "p", replace(snap, stacks=()))
+    alone = replace(engine, worker_pids=(), api_pids=())
+    view, _ = press_main(View(), "p", replace(snap, engines=(alone,)))
     assert "no other process" in view.message
+    # Of a recording only what was sampled can be chosen.
+    replayed = View(player=Player(0.0, 0.0, 1.0))
+    view, _ = press_main(replayed, "p", replace(snap, stacks=()))
+    assert "no other process" in view.message
+    view, _ = press_main(replace(replayed, stacks_role="worker"), "p", both)
+    assert view.stacks_role == ""
