@@ -9,6 +9,7 @@ from kvtop.detect import (
     host_memory,
     leak_rules,
     leak_trends,
+    own,
     pressure_rules,
 )
 from kvtop.detect.rule import Rule
@@ -25,7 +26,7 @@ ENGINE_RULES: tuple[Rule, ...] = (
 """Rules about one engine."""
 GPU_RULES: tuple[Rule, ...] = gpu_memory.GPU_RULES
 """Rules about one GPU."""
-ALL_RULES: tuple[Rule, ...] = (*ENGINE_RULES, *GPU_RULES)
+ALL_RULES: tuple[Rule, ...] = (*ENGINE_RULES, *GPU_RULES, own.RULE)
 """Every rule."""
 BY_NAME: dict[str, Rule] = {rule.name: rule for rule in ALL_RULES}
 """By name."""
