@@ -29,6 +29,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_watch_arguments(parser)
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument(
+        "--file",
+        metavar="FILE",
+        help="the last snapshot that a probe has left as its engine died, instead of looking",
+    )
+    parser.add_argument(
         "--rates", action="store_true", help="look twice, one interval apart, so rates are known"
     )
 
@@ -40,6 +45,13 @@ def run(parsed: argparse.Namespace) -> int:
         NOT_FOUND when there is no vLLM server, UNREACHABLE when a probe does not answer.
     """
     options = replace(options_from(parsed), stacks=False)
+    if parsed.file is not None:
+        from kvtop.commands.once_file import load
+
+        snapshot = load(parsed.file)
+        judged = Judge(apply_overrides(options.findings)).judge(snapshot)
+        _print(snapshot, judged, as_json=parsed.json)
+        return ExitCode.OK
     check_target(options)
     judge = Judge(apply_overrides(options.findings))
     taken: list[tuple[Snapshot, tuple[Finding, ...]]] = []
@@ -51,11 +63,15 @@ def run(parsed: argparse.Namespace) -> int:
     # way out, which for 200,000 blocks takes longer than everything else.
     asyncio.run(look())
     ((snapshot, findings),) = taken
-    if parsed.json:
+    _print(snapshot, findings, as_json=parsed.json)
+    return outcome(snapshot)
+
+
+def _print(snapshot: Snapshot, findings: tuple[Finding, ...], *, as_json: bool) -> None:
+    if as_json:
         print(json.dumps(once_json(snapshot, findings), ensure_ascii=True, allow_nan=False))
     else:
         print("\n".join(plain(snapshot, findings)))
-    return outcome(snapshot)
 
 
 def outcome(snapshot: Snapshot) -> ExitCode:

@@ -191,16 +191,22 @@ def dead(track: Track, engine: EngineTrack, _limits: Thresholds) -> Verdict:
         "API server": "still there" if front else "gone too",
         "requests at the end": str(totals.live) if engine.engine.requests is not None else "-",
     }
+    _, file, path = engine.engine.probe_reason.partition(" --file ")
+    if file:
+        evidence["cause"] = "an exception in the engine core"
+        evidence["last snapshot"] = path
     return (
         Candidate(
             summary=f"Engine core {engine.engine.pid} is gone. "
             + (
                 "Its API server is still there and can serve nothing."
                 if front
-                else "Its server is gone as well: stopped, or died together."
+                else "Its server is gone as well: "
+                + ("died together." if file else "stopped, or died together.")
             ),
             evidence=evidence,
-            severity="critical" if front else None,
+            next_step=f"See how it was as it died: kvtop once --file {path}" if file else None,
+            severity="critical" if front or file else None,
         ),
     )
 

@@ -268,6 +268,14 @@ def rows_json(rows: list[list[Any]], pause: Pause) -> bytes:
     return (head + ",".join(parts) + "]}").encode("ascii")
 
 
+def fewer_rows(rows: list[list[Any]], most: int) -> list[list[Any]]:
+    """At most so many rows; those that hold most blocks stay."""
+    if len(rows) <= most:
+        return rows
+    at = COLUMNS.index("blocks")
+    return sorted(rows, key=lambda row: -(row[at] or 0))[:most]
+
+
 def request_json(ledger: Ledger, facts: EngineFacts, rid: str, step: int, pause: Pause) -> Any:
     """The answer to `/v1/requests/<id>`: the request's tables as of the last cut."""
     own = ledger.tables.get(rid)

@@ -238,7 +238,7 @@ def install(
     probe = Probe(
         loaded_by,
         directory,
-        lambda p: EngineRole(facts, index, p.wake, loaded_by == "demo"),
+        lambda p: EngineRole(facts, index, p.wake, loaded_by == "demo", p.directory),
     )
     if _begin(probe)["already"]:
         raise RuntimeError("a probe runs in this process already")
@@ -294,7 +294,7 @@ def _discover(probe: Probe) -> Any:
             probe.gc_tries = len(tries)  # type: ignore[attr-defined]
             engine = find.find_engine_by_gc()
     if engine is not None:
-        return EngineRole(EngineFacts(engine), None, probe.wake)
+        return EngineRole(EngineFacts(engine), None, probe.wake, directory=probe.directory)
     processor = find.find_front_end()
     if processor is not None:
         return runtime.front_end(processor)

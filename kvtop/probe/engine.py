@@ -15,6 +15,7 @@ from typing import Any
 from kvtop.probe.answer import Rows, dump, pool_json, request_json, rows_json
 from kvtop.probe.cut import Capture, Raw
 from kvtop.probe.facts import EngineFacts
+from kvtop.probe.last import Last
 from kvtop.probe.ledger import Ledger
 from kvtop.probe.server import Connection, Request
 from kvtop.probe.version import SCHEMA, VERSION
@@ -73,6 +74,7 @@ class EngineRole:
         index: Data-parallel rank; None: ask vLLM.
         wake: Wakes the probe's thread out of `select`.
         simulated: There is no real engine behind it.
+        directory: Where a last snapshot is left when the engine dies; None: nowhere.
     """
 
     name = "engine"
@@ -83,6 +85,7 @@ class EngineRole:
         index: int | None,
         wake: Callable[[], None],
         simulated: bool = False,
+        directory: str | None = None,
     ) -> None:
         self.facts = facts
         self.watch = Watch(facts)
@@ -106,6 +109,9 @@ class EngineRole:
         self._credit = Credit(time.monotonic())
         self._slice_begin = 0.0
         self.watch.on_boundary = self._on_boundary
+        self._last = Last(self, directory, wake) if directory else None
+        if self._last is not None:
+            self.watch.on_death = self._last.dying
 
     def start(self) -> None:
         """Begins to watch."""
@@ -159,6 +165,8 @@ class EngineRole:
     def work(self) -> None:
         """Moves the cut under way on, and answers whoever waits for it."""
         try:
+            if self._last is not None:
+                self._last.work()
             self._work()
         except Exception as error:
             # What the scheduler had when the probe came may be gone since.

@@ -39,6 +39,9 @@ MUTATORS = (
 )
 """Scheduler methods that may change requests or tables, besides those wrapped singly."""
 
+DEATH_CALLS = ("_send_engine_dead", "shutdown")
+"""Methods of the engine core that are called as it dies (`probe.last`)."""
+
 CONNECTOR_CALLS = (
     "get_num_new_matched_tokens",
     "update_state_after_alloc",
@@ -97,6 +100,7 @@ class Watch:
         self.lost: dict[str, int] = {}
         self.cached: dict[str, int] = {}
         self.on_boundary: Callable[[], None] = _nothing
+        self.on_death: Callable[[], None] = _nothing
         self.call_ns = 0.0
         self.watched: set[str] = set()
         self._codes: set[CodeType] = set()
@@ -135,6 +139,8 @@ class Watch:
             self._place(group.owner, "_apply_cow", wrappers.copy_on_write)
         for pool in self.facts.pools:
             self._watch_pool(pool)
+        for name in DEATH_CALLS:
+            self._place(self.facts.engine, name, wrappers.dying)
         self.call_ns = self._measure_call()
 
     def _watch_pool(self, facts: PoolFacts) -> None:

@@ -76,6 +76,20 @@ def schedule(w: Watch, original: Wrapper) -> Wrapper:
     return schedule
 
 
+def dying(w: Watch, original: Wrapper) -> Wrapper:
+    """A call that the engine core makes as it ends, whether in order or not."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if w.active:
+            try:
+                w.on_death()
+            except Exception as error:
+                w.failed(error)
+        return original(*args, **kwargs)
+
+    return call
+
+
 def update_from_output(w: Watch, original: Wrapper) -> Wrapper:
     """`Scheduler.update_from_output`: ends a step in flight."""
     inner = mutator(w, original)

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from kvtop.attach.last import last_snapshot
 from kvtop.attach.servers import Found, FoundEngine, FoundServer
 from kvtop.config import Options
 from kvtop.errors import BadDataError, KvtopError
@@ -358,9 +359,13 @@ class Live:
                 server, engine, _ = self._seen[pid]
                 self._seen[pid] = (server, engine, reading)
         lost = []
+        left: dict[int, str] = {}
         for pid in self._lost_at:
             server, engine, last = self._seen[pid]
             lost.append((server, engine))
+            file = last_snapshot(engine.probe_socket, self._clock.time() - 2 * LOST_S)
+            if file is not None:
+                left[pid] = str(file)
             if last is not None:
                 engines.setdefault(pid, last)
         discovery = self._single("discovery")
@@ -378,6 +383,7 @@ class Live:
             stacks=stacks,
             processes=facts_of(self._found),
             lost=tuple(lost),
+            left=left,
             demo=self._target.demo,
         )
         # Forgets those that left; bounded by the number of requests in the engines.

@@ -27,6 +27,8 @@ from kvtop.model.snapshot import (
 from kvtop.sources.base import Reading
 from kvtop.sources.metrics import MetricsPage
 
+LEFT = "how it was then: kvtop once --file"
+"""Before the path of a last snapshot."""
 _NOT_READ = "the probe has not answered yet"
 
 
@@ -58,6 +60,8 @@ class Readings:
     """Kernel's view of the servers' processes, by pid; a pid without facts is gone."""
     lost: tuple[tuple[FoundServer, FoundEngine], ...] = ()
     """Engines that were seen and are gone."""
+    left: Mapping[int, str] = field(default_factory=dict)
+    """Files that probes have left as their engines died, by engine pid."""
     gone_since_s: Mapping[tuple[int, str], float] = field(default_factory=dict)
     """Monotonic time at which a request's client was first missed, by engine pid and id."""
     demo: bool = False
@@ -281,6 +285,9 @@ def _lost_engine(readings: Readings, server: FoundServer, found: FoundEngine) ->
     """An engine whose process is gone: its last values, marked as such."""
     reading = readings.engines.get(found.pid)
     base = reading.value if reading and reading.value else Engine(None, found.pid, server.key)
+    reason = "the engine's process is gone; these are its last values"
+    if found.pid in readings.left:
+        reason = f"the engine died of an exception; {LEFT} {readings.left[found.pid]}"
     return replace(
         base,
         engine=base.engine if base.engine is not None else found.rank,
@@ -292,7 +299,7 @@ def _lost_engine(readings: Readings, server: FoundServer, found: FoundEngine) ->
         state="gone",
         metrics=None,
         model=base.model or server.model,
-        probe_reason="the engine's process is gone; these are its last values",
+        probe_reason=reason,
     )
 
 

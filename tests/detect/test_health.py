@@ -174,6 +174,16 @@ def test_a_dead_engine_under_a_living_api_server_is_critical() -> None:
     sim.engine_fields = {"alive": False, "state": "gone"}
     sim.metrics_ok = False
     assert one(watch(sim, judge, 5)[-1], "health.dead-engine").severity == "info"
+    sim, judge = Sim(), Judge()
+    watch(sim, judge, 3)
+    path = "/tmp/kvtop-0/last-1-20250101T000000Z.json"
+    reason = f"the engine died of an exception; how it was then: kvtop once --file {path}"
+    sim.engine_fields = {"alive": False, "state": "gone", "probe_reason": reason}
+    sim.metrics_ok = False
+    finding = one(watch(sim, judge, 5)[-1], "health.dead-engine")
+    assert finding.severity == "critical"
+    assert finding.evidence["last snapshot"] == path
+    assert finding.next_step.endswith(f"kvtop once --file {path}")
 
 
 def test_gauges_that_claim_work_the_engine_does_not_have_are_stale() -> None:

@@ -176,6 +176,11 @@ def test_lost_engine_keeps_its_last_values_and_says_so() -> None:
     assert engine.state == "gone"
     assert engine.blocks is not None
     assert "gone" in engine.probe_reason
+    snapshot = merged(
+        found=make.found(), lost=((make.server(gone), gone),), left={20: "/tmp/k/last-20-x.json"}
+    )
+    (engine,) = snapshot.engines
+    assert engine.probe_reason.endswith("kvtop once --file /tmp/k/last-20-x.json")
 
 
 def test_remote_server_shows_its_metrics_and_why_there_is_no_more() -> None:

@@ -13,6 +13,7 @@ exactly that.
     stall          the engine hangs before a step
     leak-host      the engine core keeps 4 MB/s of host memory
     leak-tensor    the worker keeps 4 MB/s of tensors
+    die            the engine core raises an exception inside a step, and so ends
 
 It wraps methods on the classes of vLLM 0.32 (vllm/v1/core/block_pool.py, core/sched/scheduler.py,
 engine/core.py, worker/cpu_worker.py), below the probe's wrappers on the instances.
@@ -38,6 +39,7 @@ NAMES = (
     "stall",
     "leak-host",
     "leak-tensor",
+    "die",
 )
 """All faults."""
 RATE_BYTES_S = 4_000_000
@@ -254,6 +256,20 @@ def stall(switch: Switch) -> None:
     _each_step(before)
 
 
+def die(switch: Switch) -> None:
+    """Raise an exception inside a step, with the text of a prompt in its message."""
+
+    def before(scheduler: Any) -> None:
+        if switch.on and scheduler.running:
+            switch.requests[:] = [request.request_id for request in scheduler.running]
+            tables = scheduler.kv_cache_manager.coordinator.single_type_managers[0].req_to_blocks
+            switch.blocks[:] = [b.block_id for r in switch.requests for b in tables.get(r, ())]
+            switch.tell()
+            raise RuntimeError("the prompt was: xxxx-secret-prompt-xxxx")
+
+    _each_step(before)
+
+
 def _leak(switch: Switch, keep: Callable[[int], Any]) -> Callable[[], None]:
     """Something to call often: starts one thread that keeps memory while the switch is on."""
     started: list[threading.Thread] = []
@@ -316,5 +332,6 @@ PUT: dict[str, Callable[[Switch], None]] = {
     "stall": stall,
     "leak-host": leak_host,
     "leak-tensor": leak_tensor,
+    "die": die,
 }
 """Name to fault."""
