@@ -142,7 +142,8 @@ def full(_track: Track, gpu: GpuTrack, limits: Thresholds) -> Verdict:
     if percent < limits.gpu_full_clear_percent:
         return NOTHING
     points = gpu.last(limits.gpu_full_s) or []
-    spread = max((p[1] for p in points), default=0) - min((p[1] for p in points), default=0)
+    used = [bytes_used for _, bytes_used in points] or [0]
+    spread = max(used) - min(used)
     free = gpu.gpu.mem_free_bytes
     return (
         Candidate(
@@ -170,7 +171,8 @@ def reservation(track: Track, gpu: GpuTrack, limits: Thresholds) -> Verdict:
     total = gpu.gpu.mem_total_bytes
     if points is None or not engines or not total:
         return None
-    spread = max(p[1] for p in points) - min(p[1] for p in points)
+    used = [bytes_used for _, bytes_used in points]
+    spread = max(used) - min(used)
     if spread > 0.01 * total:
         return NOTHING
     evidence = {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from itertools import takewhile
 
 from kvtop.model.snapshot import Gpu
 
@@ -55,7 +54,11 @@ class GpuTrack:
         """Readings of the last `width_s` seconds. None: they do not reach back so far."""
         if not self._used or self.mono_s - self._used[0][0] < width_s:
             return None
-        start = self.mono_s - width_s
-        points = list(takewhile(lambda point: point[0] >= start - 1e-6, reversed(self._used)))
+        start = self.mono_s - width_s - 1e-6
+        points = []
+        for point in reversed(self._used):
+            if point[0] < start:
+                break
+            points.append(point)
         points.reverse()
         return points

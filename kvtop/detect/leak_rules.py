@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvtop.detect import leaks
+from kvtop.detect import held, leaks
 from kvtop.detect.rule import Rule
 
 RULES = (
@@ -100,7 +100,8 @@ RULES = (
         title="Blocks kept by a KV connector past its lease",
         explanation="In prefill/decode disaggregation a connector keeps the blocks of finished or "
         "waiting requests until the other side has read or written them, at most for its lease. "
-        "When the completion never comes the blocks stay.",
+        "When the completion never comes the blocks stay. The lease assumed is the longest of "
+        "vLLM's own connectors; the finding says whose.",
         starts="a connector keeps blocks for longer than {lease_s} and {lease_grace_s}",
         clears="the blocks are free again for {clear_s}",
         next_step="Look at the other side of the transfer (decode instance gone, request aborted "
@@ -108,7 +109,7 @@ RULES = (
         disproof="The transfer completes, or the connector's lease is longer than assumed.",
         needs="probe",
         thresholds=("lease_s", "lease_grace_s"),
-        engine=leaks.held_past_lease,
+        engine=held.held_past_lease,
     ),
     Rule(
         name="leak.delayed-free",
@@ -122,7 +123,7 @@ RULES = (
         disproof="The blocks stay past the lease (see leak.held-past-lease).",
         needs="probe",
         thresholds=("delayed_free_s", "lease_s"),
-        engine=leaks.delayed_free,
+        engine=held.delayed_free,
     ),
     Rule(
         name="leak.fence-stuck",
@@ -138,7 +139,7 @@ RULES = (
         disproof="The blocks become free while the engine goes on.",
         needs="probe",
         thresholds=("fence_s", "fence_steps"),
-        engine=leaks.fence_stuck,
+        engine=held.fence_stuck,
     ),
 )
 

@@ -20,7 +20,8 @@ from kvtop.detect.watch import Settled
 from kvtop.model.snapshot import Pool, Request
 
 
-def _pools(engine: EngineTrack) -> list[tuple[Pool, PoolTrack]]:
+def pools_of(engine: EngineTrack) -> list[tuple[Pool, PoolTrack]]:
+    """The pools of the newest reading, with what is remembered of each."""
     return [
         (pool, engine.pools[pool.label])
         for pool in engine.engine.pools
@@ -28,7 +29,7 @@ def _pools(engine: EngineTrack) -> list[tuple[Pool, PoolTrack]]:
     ]
 
 
-def _verified(engine: EngineTrack, age_s: float) -> bool:
+def verified(engine: EngineTrack, age_s: float) -> bool:
     """Whether the probe has read every block itself since the oddity was first seen."""
     probe = engine.engine.probe
     return probe is None or probe.verified_age_s is None or probe.verified_age_s <= age_s + 1.0
@@ -39,7 +40,7 @@ def ghost_blocks(track: Track, engine: EngineTrack, limits: Thresholds) -> Verdi
     if not engine.probe_fresh or engine.engine.requests is None:
         return None
     found: list[Candidate] = []
-    for pool, seen in _pools(engine):
+    for pool, seen in pools_of(engine):
         settled = seen.ghosts.settled(
             mono_s=track.mono_s,
             step=engine.step,
@@ -47,7 +48,7 @@ def ghost_blocks(track: Track, engine: EngineTrack, limits: Thresholds) -> Verdi
             steps=limits.ghost_busy_steps,
             idle_readings=limits.ghost_idle_samples,
         )
-        if settled is not None and _verified(engine, settled.age_s):
+        if settled is not None and verified(engine, settled.age_s):
             found.append(_ghosts(engine, pool, seen, settled, limits))
         elif seen.ghosts:
             found.append(_young_ghosts(pool, pool.counts.ghost))
@@ -126,14 +127,14 @@ def ref_mismatch(track: Track, engine: EngineTrack, limits: Thresholds) -> Verdi
     if not engine.probe_fresh:
         return None
     found: list[Candidate] = []
-    for pool, seen in _pools(engine):
+    for pool, seen in pools_of(engine):
         settled = seen.mismatches.settled(
             mono_s=track.mono_s,
             step=engine.step,
             for_s=limits.mismatch_s,
             steps=limits.mismatch_steps,
         )
-        if settled is None or not _verified(engine, settled.age_s):
+        if settled is None or not verified(engine, settled.age_s):
             if seen.mismatches:
                 found.append(
                     Candidate("Some ref counts differ at this moment.", pool.label, start=False)
@@ -174,7 +175,7 @@ def broken_identity(_track: Track, engine: EngineTrack, _limits: Thresholds) -> 
     """States that do not add up, or do not agree with the free queue."""
     if engine.probe_fresh and engine.engine.pools:
         found = []
-        for pool, _ in _pools(engine):
+        for pool, _ in pools_of(engine):
             c = pool.counts
             parts = c.null + c.free + c.cached + c.used + c.shared + c.held + c.ghost
             sides = []
@@ -221,9 +222,10 @@ def _row(request: Request) -> str:
     return f"{shown(request.id)} ({request.status}{blocks}{since})"
 
 
-def _of_requests(
+def of_requests(
     requests: list[Request], summary: str, evidence: dict[str, str] | None = None
 ) -> tuple[Candidate, ...]:
+    """A candidate about these requests; none where there are none."""
     if not requests:
         return NOTHING
     return (
@@ -242,10 +244,10 @@ def orphan_table(track: Track, engine: EngineTrack, limits: Thresholds) -> Verdi
     old = [
         r
         for r in engine.requests.totals.held
-        if r.reason == "orphan table" and _age(track, engine, r) >= limits.orphan_table_s
+        if r.reason == "orphan table" and age_of(track, engine, r) >= limits.orphan_table_s
     ]
     blocks = sum(r.blocks or 0 for r in old)
-    return _of_requests(
+    return of_requests(
         old,
         f"{count(len(old), 'block table belongs', 'block tables belong')} to no request of the "
         f"scheduler. {count(blocks, 'block is', 'blocks are')} kept by it for nobody.",
@@ -253,15 +255,16 @@ def orphan_table(track: Track, engine: EngineTrack, limits: Thresholds) -> Verdi
     )
 
 
-def _seen(engine: EngineTrack, request: Request, *, held: bool) -> Seen | None:
+def seen_of(engine: EngineTrack, request: Request, *, held: bool) -> Seen | None:
+    """What is remembered of a request."""
     return engine.requests.seen.get((request.id, held))
 
 
-def _age(track: Track, engine: EngineTrack, request: Request) -> float:
+def age_of(track: Track, engine: EngineTrack, request: Request) -> float:
     """Seconds for which a held request was seen held: never more than was watched or told."""
     if request.held_s is not None:
         return request.held_s
-    seen = _seen(engine, request, held=True)
+    seen = seen_of(engine, request, held=True)
     return 0.0 if seen is None else track.mono_s - seen.status_mono_s
 
 
@@ -291,120 +294,10 @@ def zombie_request(_track: Track, engine: EngineTrack, limits: Thresholds) -> Ve
     }
     if left:
         evidence["tokens left to generate"] = some(left, 6)
-    return _of_requests(
+    return of_requests(
         gone,
         f"{count(len(gone), 'request runs', 'requests run')} on although no API server knows "
         f"{'it' if len(gone) == 1 else 'them'} any more. {count(blocks, 'block is', 'blocks are')} "
         "kept for answers that nobody reads.",
         evidence,
     )
-
-
-def _parked(track: Track, engine: EngineTrack) -> list[tuple[Request, float]]:
-    """Requests whose blocks a connector keeps, with the time for which it has."""
-    totals = engine.requests.totals
-    parked = [
-        (r, _age(track, engine, r)) for r in totals.held if r.reason in ("connector", "remote KV")
-    ]
-    for r in totals.deferred:
-        seen = _seen(engine, r, held=False)
-        if r.reason == "remote KV" and r.blocks and seen is not None:
-            parked.append((r, track.mono_s - seen.status_mono_s))
-    return parked
-
-
-def held_past_lease(track: Track, engine: EngineTrack, limits: Thresholds) -> Verdict:
-    """Blocks that a KV connector keeps longer than it may."""
-    if not engine.probe_fresh or engine.engine.requests is None:
-        return None
-    allowed = limits.lease_s + limits.lease_grace_s
-    late = [(r, age) for r, age in _parked(track, engine) if age >= allowed]
-    blocks = sum(r.blocks or 0 for r, _ in late)
-    return _of_requests(
-        [r for r, _ in late],
-        f"A KV connector keeps {count(blocks, 'block')} of "
-        f"{count(len(late), 'request')} for longer than its lease of {duration(limits.lease_s)}. "
-        "The transfer that would free them does not come any more.",
-        {
-            "blocks": str(blocks),
-            "held for": some([duration(age) for _, age in late], 6),
-            "lease": duration(limits.lease_s),
-        },
-    )
-
-
-def delayed_free(track: Track, engine: EngineTrack, limits: Thresholds) -> Verdict:
-    """Blocks that a KV connector keeps within its lease."""
-    if not engine.probe_fresh or engine.engine.requests is None:
-        return None
-    allowed = limits.lease_s + limits.lease_grace_s
-    kept = [(r, age) for r, age in _parked(track, engine) if limits.delayed_free_s <= age < allowed]
-    blocks = sum(r.blocks or 0 for r, _ in kept)
-    oldest = max((age for _, age in kept), default=0.0)
-    return _of_requests(
-        [r for r, _ in kept],
-        f"A KV connector keeps {count(blocks, 'block')} of {count(len(kept), 'request')}, the "
-        f"oldest for {duration(oldest)} of {duration(limits.lease_s)}. This looks like a leak and "
-        "is none: they are sent, received, or given up at the end of the lease.",
-        {"blocks": str(blocks), "oldest": duration(oldest), "lease": duration(limits.lease_s)},
-    )
-
-
-def fence_stuck(track: Track, engine: EngineTrack, limits: Thresholds) -> Verdict:
-    """Blocks of finished requests that wait for a step that is long over."""
-    if not engine.probe_fresh or engine.engine.requests is None:
-        return None
-    totals = engine.requests.totals
-    found: list[Candidate] = []
-    finished = []
-    for r in totals.held:
-        seen = _seen(engine, r, held=True)
-        if (
-            r.reason == "finished"
-            and seen is not None
-            and track.mono_s - seen.first_mono_s >= limits.fence_s
-            and _age(track, engine, r) >= limits.fence_s
-        ):
-            finished.append(r)
-    found += _of_requests(
-        finished,
-        f"{count(len(finished), 'request is', 'requests are')} finished and still "
-        f"{'keeps its' if len(finished) == 1 else 'keep their'} blocks. The step that they "
-        "waited for is over.",
-        {"blocks": str(sum(r.blocks or 0 for r in finished))},
-    )
-    for pool, seen_pool in _pools(engine):
-        settled = seen_pool.held.settled(
-            mono_s=track.mono_s,
-            step=engine.step,
-            for_s=limits.fence_s,
-            steps=0 if engine.idle else limits.fence_steps,
-        )
-        # Blocks of requests that are listed as held have rules of their own.
-        listed = sum(r.blocks or 0 for r in totals.held) + sum(
-            r.blocks or 0 for r in totals.deferred
-        )
-        if settled is None or not _verified(engine, settled.age_s):
-            continue
-        # Beside listed ones the ids cannot be told apart, only their number.
-        waits = len(settled.blocks) - listed
-        if waits <= 0:
-            continue
-        blocks = () if listed else settled.blocks
-        found.append(
-            Candidate(
-                summary=f"{count(waits, 'block')} given back by finished requests "
-                f"{'waits' if waits == 1 else 'wait'} for the end of a step, for "
-                f"{duration(settled.age_s)} and {count(settled.steps, 'step')} now. Such a wait "
-                "lasts one or two steps.",
-                subject=f"{pool.label} fence",
-                evidence={
-                    "blocks": blocks_text(blocks) or f"{waits}, among those of held requests",
-                    "waiting for": duration(settled.age_s),
-                    "steps since": str(settled.steps),
-                },
-                since_s=settled.since_s,
-                block_ids=blocks,
-            )
-        )
-    return tuple(found)

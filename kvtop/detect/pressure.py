@@ -142,9 +142,15 @@ def blocks_needed(engine: EngineTrack, request: Request) -> int | None:
 
     Groups with a sliding window, and others that need not keep every token, count as nothing.
     """
-    if request.prompt_tokens is None:
+    sizes = _growing_groups(engine)
+    if request.prompt_tokens is None or not sizes:
         return None
     tokens = request.prompt_tokens + (request.output_tokens or 0)
+    return sum(math.ceil(tokens / size) for size in sizes)
+
+
+def _growing_groups(engine: EngineTrack) -> list[int]:
+    """Block sizes of the groups that keep every token. Empty: not known."""
     groups = engine.engine.groups
     sizes = [
         g.block_size_tokens
@@ -153,9 +159,8 @@ def blocks_needed(engine: EngineTrack, request: Request) -> int | None:
     ]
     if not groups:
         sizes = [engine.engine.block_size]
-    if not sizes or not all(sizes):
-        return None
-    return sum(math.ceil(tokens / size) for size in sizes if size)
+    known = [size for size in sizes if size]
+    return known if len(known) == len(sizes) else []
 
 
 def never_fits(_track: Track, engine: EngineTrack, _limits: Thresholds) -> Verdict:
@@ -165,7 +170,14 @@ def never_fits(_track: Track, engine: EngineTrack, _limits: Thresholds) -> Verdi
         return None
     totals = engine.requests.totals
     found = []
+    sizes = _growing_groups(engine)
+    if not sizes:
+        return NOTHING
+    # So many tokens fit for certain, one block begun in each group.
+    fit = (counts.usable - len(sizes)) / sum(1.0 / size for size in sizes)
     for r in (*totals.waiting, *totals.running):
+        if (r.prompt_tokens or 0) + (r.output_tokens or 0) <= fit:
+            continue
         need = blocks_needed(engine, r)
         if need is not None and need > counts.usable:
             found.append((need, r))

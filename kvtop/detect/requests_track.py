@@ -86,10 +86,12 @@ class RequestsTrack:
         """Take one reading."""
         old, now, totals = self.seen, {}, Totals()
         first_reading = self.admitted_mono_s is None
+        owned: int | None = 0
+        slack: int | None = 0
         for request in requests:
             phase = request.phase
             held = phase is Phase.HELD
-            running = phase in _RUNNING
+            running = phase is Phase.DECODE or phase is Phase.PREFILL
             key = (request.id, held)
             seen = old.get(key)
             if seen is None:
@@ -112,9 +114,10 @@ class RequestsTrack:
                     totals.deferred.append(request)
                 else:
                     totals.waiting.append(request)
-            blocks, slack = request.blocks, request.slack_tokens
-            totals.owned = None if blocks is None or totals.owned is None else totals.owned + blocks
-            totals.slack = None if slack is None or totals.slack is None else totals.slack + slack
+            blocks, empty = request.blocks, request.slack_tokens
+            owned = None if blocks is None or owned is None else owned + blocks
+            slack = None if empty is None or slack is None else slack + empty
+        totals.owned, totals.slack = owned, slack
         self.ended += len(old.keys() - now.keys())
         self.seen, self.totals = now, totals
         if first_reading or not totals.waiting:

@@ -80,7 +80,7 @@ class Thresholds:
         "s",
         1,
         86400,
-        "how long a KV connector may keep blocks (NIXL: 480 older, 30 newer vLLM)",
+        "how long a KV connector may keep blocks; set it to your connector's own",
     )
     lease_grace_s: float = _t(30, "s", 0, 3600, "time past the lease before it counts")
     fence_s: float = _t(10, "s", 1, 3600, "how long finished blocks may wait for a step's fence")

@@ -348,7 +348,10 @@ def _large(i: int, rng: random.Random, base: bytearray, rows: list[Request]) -> 
 
 
 def cost(ghosts: int = 0) -> tuple[float, float]:
-    """Milliseconds a pass, median and 99th percentile of the last 300, after an hour at 1 Hz."""
+    """Milliseconds a pass, median and 99th percentile of the last 300, after an hour at 1 Hz.
+
+    CPU time of the judging thread: what a shared machine does meanwhile is not its cost.
+    """
     rng = random.Random(1)
     base = bytearray([BlockState.NULL]) + bytearray(20_000)
     rows = [
@@ -368,9 +371,9 @@ def cost(ghosts: int = 0) -> tuple[float, float]:
             states = pool.states[:-ghosts] + bytes([BlockState.GHOST]) * ghosts
             pool = replace(pool, states=states, counts=count_states(states))
             shot = replace(shot, engines=(replace(shot.engines[0], pools=(pool,)),))
-        begin = time.perf_counter()
+        begin = time.thread_time()
         judge.judge(shot)
-        took.append((time.perf_counter() - begin) * 1000)
+        took.append((time.thread_time() - begin) * 1000)
     last = sorted(took[-300:])
     return statistics.median(last), last[int(len(last) * 0.99)]
 
@@ -384,7 +387,7 @@ def main() -> None:
     print("\n".join(table(options.seeds)[0]))
     if options.no_cost:
         return
-    print("\n| detector pass at 1 Hz, 20,000 blocks, 256 requests, 8 GPUs, 1 h | median | p99 |")
+    print("\n| CPU of a pass at 1 Hz, 20,000 blocks, 256 requests, 8 GPUs, 1 h | median | p99 |")
     print("|---|---|---|")
     for ghosts in (0, 5000):
         median, worst = cost(ghosts)

@@ -344,6 +344,29 @@ def test_the_floor_of_a_healthy_engine_does_not_fall() -> None:
         assert not names(judge.judge(sim.tick()), "leak.")
 
 
+@pytest.mark.parametrize(
+    ("version", "lease_s", "says"),
+    [
+        (None, 480, "the longest that vLLM's own connectors have"),
+        ("0.10.2", 480, "after 120 s"),
+        ("0.15.1", 480, "NIXL's and Mooncake's in this vLLM"),
+        ("0.32.0", 480, "NIXL's prefill side has 30 s, renewed"),
+        ("not a version", 480, "the longest"),
+        ("0.32.0", 30, "as set in [findings]"),
+    ],
+)
+def test_a_hold_says_whose_lease_it_is_measured_by(
+    version: str | None, lease_s: int, says: str
+) -> None:
+    sim, judge = Sim(), Judge(apply_overrides({"lease_s": lease_s}))
+    sim.engine_fields = {"vllm_version": version}
+    req = sim.start("sent", blocks=5)
+    req.phase, req.status, req.reason = Phase.HELD, "FINISHED_LENGTH_CAPPED", "connector"
+    told = one(watch(sim, judge, 8)[-1], "leak.delayed-free").evidence["lease"]
+    assert says in told
+    assert told.startswith("8 min" if lease_s == 480 else "30 s")
+
+
 def test_the_release_balance_alarms_only_when_nothing_else_explains_it() -> None:
     sim, judge = Sim(blocks=64), Judge()
     sim.columns = False
