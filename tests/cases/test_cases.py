@@ -55,7 +55,7 @@ def test_c2_prefill_blocks_until_their_timeout_look_like_a_leak_and_are_none() -
     assert not any(alarms(f) for f in history)
     note = one(history[-1], "leak.delayed-free")
     assert "none" in note.summary
-    assert note.evidence["lease"].startswith("8 min, the longest")
+    assert note.evidence["lease"].startswith("8 min, Mooncake's and NIXL's decode side")
     assert history[-1][0].rule == "diagnosis.memory-fine"
 
 
