@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from kvtop.commands.files import opened
+from kvtop.commands.report_stacks import captures_of
 from kvtop.errors import ExitCode, UsageError
 from kvtop.session import export, tables
 from kvtop.session.report import html_report, markdown_report
@@ -49,6 +50,7 @@ def run(parsed: argparse.Namespace) -> int:
     with opened(parsed.file) as reader:
         anonymizer = tables.warm_anonymizer(reader) if parsed.anonymize else None
         summary = gather(reader, judge, anonymizer)
+        summary.captures = captures_of(reader, anonymizer)
     if parsed.html:
         _write(html_report(summary), parsed.html)
     if markdown:

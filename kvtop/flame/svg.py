@@ -16,15 +16,16 @@ _CHAR = 6.6
 _MOST_FRAMES = 40_000
 
 
-def write(tree: Tree, title: str, note: str = "") -> str:
-    """The picture. Frames narrower than a third of a pixel are left out.
+def write(tree: Tree, title: str, note: str = "", least: float = _MIN_PIXELS) -> str:
+    """The picture.
 
     Args:
         tree: The merged stacks.
         title: First line; may come from outside.
         note: Second line: samples, rate, mode.
+        least: Frames narrower than so many of the 1200 pixels are left out.
     """
-    boxes, deepest = _boxes(tree)
+    boxes, deepest = _boxes(tree, least)
     height = _TOP + (deepest + 1) * _ROW + 12
     parts = [
         '<?xml version="1.0" encoding="UTF-8"?>\n'
@@ -56,7 +57,7 @@ def write(tree: Tree, title: str, note: str = "") -> str:
     return "".join(parts)
 
 
-def _boxes(tree: Tree) -> tuple[list[tuple[int, int, float, float]], int]:
+def _boxes(tree: Tree, least: float) -> tuple[list[tuple[int, int, float, float]], int]:
     """Node, depth, left edge and width of every frame that can be seen; and the deepest row."""
     scale = WIDTH / max(tree.total[0], 1)
     out: list[tuple[int, int, float, float]] = []
@@ -70,7 +71,7 @@ def _boxes(tree: Tree) -> tuple[list[tuple[int, int, float, float]], int]:
         deepest = max(deepest, depth)
         for child in tree.children(node):
             width = tree.total[child] * scale
-            if width >= _MIN_PIXELS:
+            if width >= least:
                 queue.append((child, depth + 1, x))
             x += width
     return out, deepest

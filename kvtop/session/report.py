@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from kvtop.session.report_template import PAGE
-from kvtop.session.summary import EngineSummary, FindingSpan, RequestRow, Series, Summary
+from kvtop.session.summary import (
+    CaptureSummary,
+    EngineSummary,
+    FindingSpan,
+    RequestRow,
+    Series,
+    Summary,
+)
 from kvtop.session.svg import Curve, Mark, plot
 from kvtop.session.text import html_text, markdown_text
 from kvtop.session.units import size_text, span_text, utc
@@ -21,6 +28,8 @@ _STATES = (
 _COLOURS = {"critical": "#ff5f5f", "warning": "#ffd700", "marker": "#d787d7"}
 _BLUE, _GREEN, _YELLOW = "#5f87af", "#5faf5f", "#ffd700"
 DASH = "-"
+_MOST_NAME = 100
+"""Characters of a request id, a host or an engine's name; longer ones are cut."""
 
 
 def _number(value: float | None, unit: str = "") -> str:
@@ -35,7 +44,7 @@ def facts(summary: Summary) -> list[tuple[str, str]]:
     info = summary.info
     end = info.closed_reason or "not closed: its writer was killed, or still writes"
     return [
-        ("Host", info.host or DASH),
+        ("Host", _short(info.host) or DASH),
         ("From", utc(summary.first_s)),
         ("To", utc(summary.last_s)),
         ("Length", span_text(summary.last_s - summary.first_s)),
@@ -56,9 +65,14 @@ def _held(finding: FindingSpan) -> str:
     return f"{utc(finding.first_s)} to {utc(finding.last_s)}"
 
 
+def _short(text: str) -> str:
+    """A name from outside, cut in the middle where it would fill the page."""
+    return text if len(text) <= _MOST_NAME else f"{text[: _MOST_NAME - 24]}...{text[-20:]}"
+
+
 def _request_cells(row: RequestRow) -> list[str]:
     return [
-        row.id,
+        _short(row.id),
         utc(row.first_s),
         DASH if row.seconds is None else span_text(row.seconds),
         _number(row.peak_blocks),
@@ -74,7 +88,7 @@ def _engine_cells(engine: EngineSummary) -> list[str]:
     used = [value for _, value in engine.series["blocks_used"] if value is not None]
     ghosts = [value for _, value in engine.series["blocks_ghost"] if value is not None]
     return [
-        engine.title,
+        _short(engine.title),
         _number(max(used) if used else None),
         _number(max(ghosts) if ghosts else None),
         _number(engine.preemptions),
@@ -122,8 +136,35 @@ def html_report(summary: Summary) -> str:
     if summary.stacks:
         parts.append("<h2>Top frames</h2>")
         parts.append(_html_table(_STACK_HEAD, _stack_rows(summary)))
-    title = f"kvtop report: {summary.info.host or 'session'}, {utc(summary.first_s)}"
+    if summary.captures:
+        parts.append("<h2>Flame graphs</h2>")
+        parts += [_html_capture(capture) for capture in summary.captures]
+    title = f"kvtop report: {_short(summary.info.host) or 'session'}, {utc(summary.first_s)}"
     return PAGE.replace("@TITLE@", html_text(title)).replace("@BODY@", "\n".join(parts))
+
+
+def _html_capture(capture: CaptureSummary) -> str:
+    parts = [
+        f"<h3>{html_text(capture.title)}</h3>",
+        f"<p class='note'>{html_text(capture.note)}</p>",
+    ]
+    if capture.shares:
+        parts.append(f"<p>{html_text(capture.shares)}</p>")
+    if capture.top:
+        parts.append(_html_table(_CAPTURE_HEAD, _capture_rows(capture)))
+    if capture.picture:
+        # Wider than a phone; it scrolls inside its own frame.
+        parts.append(f"<div class='wide flame'>{capture.picture}</div>")
+    return "".join(parts)
+
+
+_CAPTURE_HEAD = ("Function", "Where", "On top", "In stack")
+
+
+def _capture_rows(capture: CaptureSummary) -> list[tuple[str, ...]]:
+    return [
+        (name, place, f"{own:.1f} %", f"{total:.1f} %") for name, place, own, total in capture.top
+    ]
 
 
 _STACK_HEAD = ("Function", "Where", "On top (mean)")
@@ -188,7 +229,7 @@ def _plots(summary: Summary) -> list[str]:
         if _known(series["blocks_free"]):
             out.append(
                 plot(
-                    f"KV blocks, {engine.title}",
+                    f"KV blocks, {_short(engine.title)}",
                     [Curve(name, colour, series[f"blocks_{name}"]) for name, colour in _STATES],
                     span,
                     stacked=True,
@@ -200,12 +241,12 @@ def _plots(summary: Summary) -> list[str]:
                 Curve("running", _GREEN, series["running"]),
                 Curve("waiting", _YELLOW, series["waiting"]),
             ]
-            out.append(plot(f"Requests, {engine.title}", curves, span, marks=marks))
+            out.append(plot(f"Requests, {_short(engine.title)}", curves, span, marks=marks))
         if _known(series["prefix_hit_percent"]):
             hits = [Curve("hit rate", _BLUE, series["prefix_hit_percent"])]
             out.append(
                 plot(
-                    f"Prefix-cache hits, {engine.title}",
+                    f"Prefix-cache hits, {_short(engine.title)}",
                     hits,
                     span,
                     top=100.0,
@@ -219,7 +260,7 @@ def _plots(summary: Summary) -> list[str]:
 
 def _memory_plots(summary: Summary, span: tuple[float, float], marks: list[Mark]) -> list[str]:
     kv = [
-        Curve(f"KV in use, {engine.title}", _GREEN, _kv_bytes(engine))
+        Curve(f"KV in use, {_short(engine.title)}", _GREEN, _kv_bytes(engine))
         for engine in summary.engines
         if engine.block_bytes is not None and _known(engine.series["blocks_used"])
     ]
@@ -255,7 +296,7 @@ def _kv_bytes(engine: EngineSummary) -> Series:
 
 def markdown_report(summary: Summary) -> str:
     """The report as Markdown, without plots."""
-    lines = [f"# kvtop report: {markdown_text(summary.info.host or 'session')}", ""]
+    lines = [f"# kvtop report: {markdown_text(_short(summary.info.host) or 'session')}", ""]
     lines += [f"- {name}: {markdown_text(text)}" for name, text in facts(summary)]
     lines += ["", "## Findings", "", f"({_judged(summary)})", ""]
     for span in summary.findings:
@@ -286,6 +327,13 @@ def markdown_report(summary: Summary) -> str:
     for title, head, rows in tables:
         if rows:
             lines += [f"## {title}", "", *_markdown_table(head, rows), ""]
+    if summary.captures:
+        lines += ["## Flame graphs", ""]
+    for capture in summary.captures:
+        lines += [f"### {markdown_text(capture.title)}", "", markdown_text(capture.note), ""]
+        if capture.top:
+            lines += [markdown_text(capture.shares), ""]
+            lines += [*_markdown_table(_CAPTURE_HEAD, _capture_rows(capture)), ""]
     return "\n".join(lines)
 
 

@@ -14,17 +14,21 @@ PAGE = """<!doctype html>
   --bg: #121212; --panel: #1c1c1c; } }
 * { box-sizing: border-box; }
 body { margin: 0 auto; padding: 1rem; max-width: 60rem; color: var(--fg); background: var(--bg);
-  font: 16px/1.5 system-ui, sans-serif; }
+  font: 16px/1.5 system-ui, sans-serif; overflow-wrap: anywhere; }
 h1 { font-size: 1.4rem; } h2 { font-size: 1.15rem; margin-top: 2rem; } h3 { font-size: 1rem; }
+.flame svg { width: 1200px; background: #fff; }
 .note, .tick { color: var(--dim); fill: var(--dim); font-size: .85rem; }
 .wide { overflow-x: auto; }
 table { border-collapse: collapse; font-size: .9rem; }
 td, th { text-align: left; padding: .25rem .75rem .25rem 0; border-bottom: 1px solid var(--line);
-  vertical-align: top; overflow-wrap: anywhere; min-width: 4.5rem; }
+  vertical-align: top; min-width: 5.5rem; }
+th { overflow-wrap: normal; } tr > :first-child { min-width: 8rem; }
 figure { margin: 1rem 0; padding: .5rem; background: var(--panel); border-radius: .4rem; }
 figcaption { font-size: .85rem; } svg { width: 100%; height: auto; display: block; }
-.tick { font: 13px system-ui, sans-serif; } .grid { stroke: var(--line); }
-.key { white-space: nowrap; margin-left: .6rem; }
+.tick { font: 13px system-ui, sans-serif; }
+@media (max-width: 600px) { .tick { font-size: 20px; } h1 { font-size: 1.2rem; } }
+.grid { stroke: var(--line); }
+.key { display: inline-block; margin-left: .6rem; }
 .key i { display: inline-block; width: .7rem; height: .7rem; margin-right: .25rem;
   border-radius: 2px; }
 .finding { border-left: .3rem solid var(--dim); padding: .1rem .8rem; margin: .8rem 0;

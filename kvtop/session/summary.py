@@ -91,6 +91,22 @@ class RequestRow:
     """Times it was preempted."""
 
 
+@dataclass(frozen=True, slots=True)
+class CaptureSummary:
+    """One capture of whole stacks."""
+
+    title: str
+    """Process, time, and the finding that asked for it."""
+    note: str
+    """How it was taken, or why there are no stacks."""
+    shares: str = ""
+    """Categories and their shares of the samples."""
+    top: list[tuple[str, str, float, float]] = field(default_factory=list)
+    """Function, place, and shares of samples with it on top and anywhere, 0-100."""
+    picture: str = ""
+    """An SVG element; what is from outside in it is escaped. Empty: none is shown."""
+
+
 @dataclass(slots=True)
 class Summary:
     """Everything in a report."""
@@ -123,6 +139,8 @@ class Summary:
     """Events that are not listed."""
     stacks: list[tuple[str, str, float]] = field(default_factory=list)
     """Function, place, and mean share of samples with it on top, 0-100."""
+    captures: list[CaptureSummary] = field(default_factory=list)
+    """Whole stacks, in order; filled by who can draw them."""
 
 
 def gather(

@@ -10,7 +10,7 @@ from datetime import datetime, timezone
 from kvtop.session.text import html_text
 
 WIDTH, HEIGHT = 720, 220
-_LEFT, _RIGHT, _TOP, _BOTTOM = 64, 8, 18, 24
+_LEFT, _RIGHT, _TOP, _BOTTOM = 92, 8, 18, 28
 
 Points = Sequence[tuple[float, float | None]]
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from kvtop.cli import main
 from kvtop.errors import BadDataError, KvtopError
 from kvtop.flame.capture import Capture, Plan
 from kvtop.flame.folded import parse
@@ -199,3 +200,24 @@ def test_the_ring_forgets_old_stacks(tmp_path: Path) -> None:
 def test_format_and_schema_go_together() -> None:
     assert FORMAT == 2
     assert "flame_capture" in schema.TABLES_SQL
+
+
+def test_a_report_shows_them_and_no_name_is_left(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    none = failed(Plan(4740), 300.0, KvtopError("no rights", "be root"))
+    written(tmp_path / "a", (5, capture(why="health.stalled")), (9, none))
+    assert main(["report", str(tmp_path / "a"), "--html", str(tmp_path / "r.html"), "--md"]) == 0
+    for text in (capsys.readouterr().out, (tmp_path / "r.html").read_text()):
+        assert "Flame graphs" in text
+        assert "for health.stalled" in text
+        assert "42 samples in 30 s at 200 a second, non-blocking, 3 unreadable" in text
+        assert "schedule" in text
+        assert "no stacks: no rights; be root" in text
+    assert "95.2 %" in text
+    assert "serve_acme" in text
+    assert main(["report", str(tmp_path / "a"), "--anonymize", "--html", "-"]) == 0
+    shown = capsys.readouterr().out
+    assert "schedule" in shown
+    for secret in ("bob", "secret-lab", "Acme", "gpu-node-17", "serve_acme"):
+        assert secret not in shown, secret
