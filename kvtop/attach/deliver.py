@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
 from kvtop.attach.ability import Ability, AttachError, Backend, Injectee, Waiting
-from kvtop.attach.elf import python_version
+from kvtop.attach.elf import no_trace, open_memory, python_version
 from kvtop.attach.procfs import Proc
 from kvtop.attach.servers import FoundProcess
 from kvtop.errors import ExitCode
@@ -151,13 +151,31 @@ def ready(process: FoundProcess) -> Injectee:
             f"process {process.pid} is stopped and can run no code",
             f"kill -CONT {process.pid} lets it go on; a debugger may hold it",
         )
+    may_look(process)
+    return injectee(process)
+
+
+def may_look(process: FoundProcess) -> None:
+    """Whether this user may look into a process at all.
+
+    Every way in needs what the kernel asks of a debugger (ptrace(2), "Ptrace access mode
+    checking"): the same user, no more rights than ours, and Yama's consent, or SYS_PTRACE.
+
+    Raises:
+        AttachError: No.
+    """
     if process.uid not in {-1, os.geteuid()} and os.geteuid() != 0:
         raise AttachError(
             f"process {process.pid} belongs to user {process.uid}",
             "run kvtop as that user or as root",
             ExitCode.DENIED,
         )
-    return injectee(process)
+    try:
+        os.close(open_memory(process.pid))
+    except PermissionError as error:
+        raise no_trace(process.pid) from error
+    except OSError:
+        return  # It has just ended; whoever works on it will find that.
 
 
 def able(target: Injectee, among: Sequence[Backend]) -> list[Backend]:

@@ -184,6 +184,13 @@ def resolve(read: Read, candidates: Iterable[Image], names: Iterable[str]) -> di
     return found
 
 
+def no_trace(pid: int) -> AttachError:
+    """The failure where the kernel refuses."""
+    return AttachError(
+        f"the system does not let this user trace process {pid}", NO_PTRACE, ExitCode.DENIED
+    )
+
+
 def open_memory(pid: int, *, write: bool = False) -> int:
     """A descriptor of /proc/PID/mem.
 
@@ -217,9 +224,7 @@ def functions_of(
     try:
         handle = open_memory(pid)
     except PermissionError as error:
-        raise AttachError(
-            f"the system does not let this user trace process {pid}", NO_PTRACE, ExitCode.DENIED
-        ) from error
+        raise no_trace(pid) from error
     except OSError as error:
         raise AttachError(f"process {pid} is gone", code=ExitCode.NOT_FOUND) from error
     try:

@@ -16,13 +16,12 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from kvtop.attach.ability import NO_PTRACE, Ability, AttachError, Injectee
+from kvtop.attach.ability import Ability, AttachError, Injectee
 from kvtop.attach.borrow import calls_of, choose_threads, may_borrow
-from kvtop.attach.elf import functions_of, open_memory
+from kvtop.attach.elf import functions_of, no_trace, open_memory
 from kvtop.attach.procfs import Proc
 from kvtop.attach.ptrace import Traced, TraceError
 from kvtop.attach.stub import C_FUNCTIONS, PYTHON_FUNCTIONS, x86_64
-from kvtop.errors import ExitCode
 
 _PAGE = 4096
 _READ, _WRITE, _EXEC, _PRIVATE, _ANONYMOUS = 1, 2, 4, 2, 0x20
@@ -90,9 +89,7 @@ def _borrow(pid: int, tid: int, functions: dict[str, int], code: str) -> bool:
     except ProcessLookupError:
         return False
     except PermissionError as error:
-        raise AttachError(
-            f"the system does not let this user trace process {pid}", NO_PTRACE, ExitCode.DENIED
-        ) from error
+        raise no_trace(pid) from error
     except (TraceError, OSError) as error:
         raise AttachError(f"process {pid} could not be attached: {error}") from error
     return True

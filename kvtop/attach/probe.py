@@ -20,6 +20,7 @@ from kvtop.attach.deliver import (
     abilities,
     able,
     injectee,
+    may_look,
     ready,
 )
 from kvtop.attach.hello import Hello, ask
@@ -127,6 +128,7 @@ def detach(process: FoundProcess, role: str, *, among: Sequence[Backend] | None 
     Raises:
         AttachError: It is still in.
     """
+    may_look(process)
     socket = socket_of(process)
     if socket is None:
         return Outcome(process.pid, role, False, "there is no probe in it")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from pathlib import Path
 
 from kvtop.attach.ability import NO_PTRACE, Ability, AttachError, Injectee
 from kvtop.attach.helper import last_line, run_helper
@@ -45,9 +46,12 @@ rpc.exports = {
 # frida goes on removing its agent after `detach` has returned, from outside and by ptrace. To
 # leave in the middle of that crashes the target (seen with frida 17), so it is waited for.
 _MAIN = """
-import sys, time, frida
+import sys, time
 
 pid, script = int(sys.argv[1]), sys.argv[2]
+# Isolated as it is, this interpreter does not look where frida may be: in the user's site folder.
+sys.path.append(sys.argv[3])
+import frida
 
 def agent_is_there():
     try:
@@ -99,7 +103,10 @@ class FridaBackend:
             AttachError: It did not run.
         """
         done = run_helper(
-            [sys.executable, "-I", "-c", _MAIN, str(target.pid), SCRIPT], code, DEADLINE_S, "frida"
+            [sys.executable, "-I", "-c", _MAIN, str(target.pid), SCRIPT, _folder()],
+            code,
+            DEADLINE_S,
+            "frida",
         )
         if done.code == 0:
             return
@@ -109,3 +116,10 @@ class FridaBackend:
             NO_PTRACE if denied else "",
             ExitCode.DENIED if denied else ExitCode.UNREACHABLE,
         )
+
+
+def _folder() -> str:
+    """Where frida is installed."""
+    spec = importlib.util.find_spec("frida")
+    origin = spec.origin if spec is not None else None
+    return str(Path(origin).parents[1]) if origin else ""

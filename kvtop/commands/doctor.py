@@ -13,11 +13,11 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from kvtop import __version__
-from kvtop.attach.ability import NO_PTRACE
+from kvtop.attach.ability import NO_PTRACE, AttachError
 from kvtop.attach.elf import python_version
 from kvtop.attach.find import Found, find_servers, process_facts
 from kvtop.attach.hello import ask
-from kvtop.attach.probe import abilities, backends, injectee
+from kvtop.attach.probe import able, backends, ready
 from kvtop.attach.procfs import Proc
 from kvtop.attach.select import members
 from kvtop.attach.servers import FoundProcess, FoundServer
@@ -140,7 +140,7 @@ def machine(proc: Proc | None = None) -> list[Check]:
     if may:
         checks.append(Check("machine", "ptrace", OK, text))
     elif scope in {"", "0"}:
-        text += ": processes of this user can be looked into, others not"
+        text += ": only processes of this user with no more rights than kvtop can be looked into"
         checks.append(Check("machine", "ptrace", OK, text))
     else:
         text += f", kernel.yama.ptrace_scope is {scope}: no other process can be looked into"
@@ -290,6 +290,12 @@ async def _process(section: str, process: FoundProcess, role: str) -> list[Check
     about += [f"Python {python[0]}.{python[1]}"] if python else []
     about += [f"pid {process.ns_pid} in its container"] if process.ns_pid != process.pid else []
     checks = []
+    if process.uid not in {-1, os.geteuid()} and os.geteuid() != 0:
+        # Where its probe listens only its user can look: there may be one.
+        text = "belongs to another user: its probe, if it has one, cannot be asked"
+        text += f", {', '.join(about)}"
+        remedy = f"run kvtop as user {process.uid} or as root"
+        return [Check(section, name, DEGRADED, text, remedy)]
     if facts.state in "Tt":
         remedy = f"kill -CONT {process.pid}"
         checks.append(Check(section, name, DEGRADED, "is stopped and does nothing", remedy))
@@ -315,14 +321,13 @@ async def _process(section: str, process: FoundProcess, role: str) -> list[Check
 
 def _without_probe(section: str, name: str, process: FoundProcess, about: str) -> Check:
     silent = "its probe does not answer" if process.probe_socket else "no probe"
-    found = abilities(injectee(process), backends())
-    way = next((backend.name for backend, ability in found if ability.ok), None)
-    if way is not None:
-        text = f"{silent}, can be attached with {way}, {about}"
-        return Check(section, name, DEGRADED, text, f"kvtop attach {process.pid}")
-    reasons = ", ".join(f"{backend.name}: {ability.reason}" for backend, ability in found)
-    text = f"{silent} and cannot be attached ({reasons}), {about}"
-    return Check(section, name, DEGRADED, text, NO_PTRACE)
+    try:
+        way = able(ready(process), backends())[0].name
+    except AttachError as error:
+        text = f"{silent} and cannot be attached: {error.what}, {about}"
+        return Check(section, name, DEGRADED, text, error.remedy)
+    text = f"{silent}, can be attached with {way}, {about}"
+    return Check(section, name, DEGRADED, text, f"kvtop attach {process.pid}")
 
 
 async def _py_spy(process: FoundProcess) -> tuple[str, str] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import shutil
@@ -179,6 +180,21 @@ class TestWays:
         assert target.child.wait(5) == -signal.SIGTERM
 
 
+def doctor(pid: int) -> list[dict[str, str]]:
+    """What `kvtop doctor` says of the container of an engine, and of the engine."""
+    done = subprocess.run(
+        [sys.executable, "-m", "kvtop", "doctor", "--json"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stderr == ""
+    checks = json.loads(done.stdout)["checks"]
+    (section,) = {c["section"] for c in checks if c["name"] == f"engine {pid}"}
+    mine = [c for c in checks if c["section"] == section]
+    return [c for c in mine if c["name"] in {"server", f"engine {pid}"}]
+
+
 @pytest.mark.usefixtures("may_trace")
 def test_a_container_is_attached_and_read_through_its_root(make_target: Make) -> None:
     unshare = shutil.which("unshare")
@@ -186,8 +202,8 @@ def test_a_container_is_attached_and_read_through_its_root(make_target: Make) ->
         pytest.skip("making namespaces needs root and unshare")
     if sys.prefix.startswith("/tmp/") or __file__.startswith("/tmp/"):
         pytest.skip("kvtop itself is below /tmp, which the container of this test has for itself")
-    inside = 'mount -t tmpfs none /tmp && unset KVTOP_DIR && exec "$@"'
-    wrap = [unshare, "-p", "-m", "-f", "--kill-child", "--mount-proc", "sh", "-c", inside, "sh"]
+    inside = 'mount -t tmpfs none /tmp && unset KVTOP_DIR && exec -a VLLM::EngineCore "$@"'
+    wrap = [unshare, "-p", "-m", "-f", "--kill-child", "--mount-proc", "bash", "-c", inside, "sh"]
     target = make_target(sys.executable, "steps", wrap)
     children = subprocess.run(
         ["ps", "-o", "pid=", "--ppid", str(target.pid)], capture_output=True, text=True, check=True
@@ -195,10 +211,17 @@ def test_a_container_is_attached_and_read_through_its_root(make_target: Make) ->
     pid = int(children.stdout)
     process = replace(target.process(pid), container=True)
     assert process.ns_pid == 1
+    server, engine = doctor(pid)
+    assert "in a container" in server["text"]
+    assert "no probe, can be attached with" in engine["text"]
+    assert "pid 1 in its container" in engine["text"]
     assert probe.attach(process, "engine", any_process=True).changed
     seen = found(target, pid)
     assert seen.container
     assert str(seen.probe_socket) == f"/proc/{pid}/root/tmp/kvtop-0/engine-1.sock"
+    _, engine = doctor(pid)
+    assert (engine["state"], engine["remedy"]) == ("ok", "")
+    assert "(attach)" in engine["text"]
     assert probe.detach(seen, "engine").changed
 
 
