@@ -6,7 +6,7 @@ import argparse
 import asyncio
 import contextlib
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from kvtop.config import Options, load
@@ -18,15 +18,9 @@ from kvtop.flame import explain, files
 from kvtop.flame.capture import warnings_of
 from kvtop.flame.folded import Folded
 from kvtop.model.capture import OK
-from kvtop.model.history import History, engine_key
-from kvtop.model.snapshot import Finding, Snapshot
+from kvtop.model.snapshot import Counters, Finding, Snapshot
 
-_RATES = {
-    "allocated": "alloc_s",
-    "freed": "freed_s",
-    "touched": "touched_s",
-    "evicted": "evicted_s",
-}
+_RATES = ("allocated", "freed", "touched", "evicted")
 
 
 @dataclass(slots=True)
@@ -34,29 +28,40 @@ class _Seen:
     """What a stretch of snapshots has shown."""
 
     judge: Judge
-    history: History
     findings: tuple[Finding, ...] = ()
     last: Snapshot | None = None
     watched_s: float | None = None
     """How long a live engine was looked at. None: a session."""
+    counted: dict[int | None, tuple[float, Counters, float, Counters]] = field(default_factory=dict)
+    """First and last counters of each engine by pid, and their monotonic times."""
 
     def take(self, snapshot: Snapshot) -> None:
         """One snapshot more."""
         self.findings = self.judge.judge(snapshot)
-        self.history.append(snapshot)
         self.last = snapshot
+        for engine in snapshot.engines:
+            now = engine.counters
+            if now is None:
+                continue
+            since, first, _, before = self.counted.get(
+                engine.pid, (snapshot.mono_s, now, snapshot.mono_s, now)
+            )
+            if any((getattr(now, n) or 0) < (getattr(before, n) or 0) for n in _RATES):
+                # It was started again, or its probe was.
+                since, first = snapshot.mono_s, now
+            self.counted[engine.pid] = (since, first, snapshot.mono_s, now)
 
     def rates(self, pid: int | None) -> dict[str, float | None]:
         """Mean rates of an engine over the stretch; None where not known."""
         out: dict[str, float | None] = dict.fromkeys(_RATES)
-        engines = [e for e in (self.last.engines if self.last else ()) if pid in (None, e.pid)]
-        if len(engines) != 1:
+        pids = [e.pid for e in (self.last.engines if self.last else ()) if pid in (None, e.pid)]
+        if len(pids) != 1 or pids[0] not in self.counted:
             return out
-        for name, column in _RATES.items():
-            values = [
-                v for v in self.history.series(engine_key(engines[0]), column)[1] if v is not None
-            ]
-            out[name] = sum(values) / len(values) if values else None
+        since, first, until, last = self.counted[pids[0]]
+        for name in _RATES:
+            old, new = getattr(first, name), getattr(last, name)
+            if old is not None and new is not None and until > since:
+                out[name] = (new - old) / (until - since)
         return out
 
 
@@ -68,7 +73,7 @@ def run(parsed: argparse.Namespace) -> int:
         KvtopError: The capture failed, or a file cannot be read.
     """
     options = load({})
-    seen = _Seen(Judge(apply_overrides(options.findings)), History())
+    seen = _Seen(Judge(apply_overrides(options.findings)))
     folded = files.load(Path(parsed.view)) if parsed.view else None
     pid: int | None = None
     if parsed.session:

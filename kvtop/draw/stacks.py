@@ -164,9 +164,17 @@ def _rates(snap: Snapshot, view: View) -> list[tuple[str, float | None]]:
         return []
     out: list[tuple[str, float | None]] = []
     for name, column in _SERIES:
-        values = view.history.series(engine_key(engine), column)[1][-_POINTS:]
-        known = [value for value in values if value is not None]
-        out.append((name, sum(known) / len(known) if known else None))
+        times, values = view.history.series(engine_key(engine), column)
+        times, values = times[-_POINTS - 1 :], values[-_POINTS - 1 :]
+        known = [
+            (value, max(end - begin, 0.0))
+            for begin, end, value in zip(times[:-1], times[1:], values[1:], strict=True)
+            if value is not None
+        ]
+        # Points are not equally far apart on a busy machine.
+        span = sum(seconds for _, seconds in known)
+        total = sum(value * seconds for value, seconds in known)
+        out.append((name, total / span if span > 0 else None))
     return out
 
 

@@ -1,4 +1,4 @@
-"""A flame graph as one self-contained page: zoom by click, search, invert. Asks for nothing."""
+"""A flame graph as one self-contained page: zoom by click, search. Asks for nothing."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ body{font:12px monospace;margin:12px;background:#fff;color:#222}
 h1{font-size:15px;margin:0 0 4px}p{margin:2px 0}
 #graph{position:relative;margin-top:8px}
 #graph div{position:absolute;height:16px;overflow:hidden;white-space:nowrap;box-sizing:border-box;
-border-right:1px solid #fff;cursor:pointer;padding-left:2px;line-height:16px}
+border-right:1px solid #fff;cursor:pointer;padding-left:2px;line-height:15px}
 #graph div.hit{outline:2px solid #d000d0;outline-offset:-2px}
 .key{display:inline-block;padding:0 6px;margin-right:4px}
 input,button{font:12px monospace}

@@ -4,8 +4,8 @@ Prints figures, asserts nothing. Run:
     python tests/benchmarks/flame_bench.py [--lines 200000] [--seconds 8] [--rate 100]
 
 The target is a Python loop that counts its own rounds; how many it makes a second while it
-is looked at, against how many it makes alone, is what sampling costs it. The peers are
-`py-spy record` and `py-spy top`, same target, same rate.
+is looked at, against how many it makes alone just before and after, is what sampling costs
+it. The peers are `py-spy record` and `py-spy top`, same target, same rate.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ sys.path.insert(0, str(ROOT))
 from kvtop.draw.icicle import IcicleView, icicle  # noqa: E402
 from kvtop.flame.folded import parse  # noqa: E402
 from kvtop.flame.tree import build  # noqa: E402
-from kvtop.sources.stacks import StacksSource  # noqa: E402
+from kvtop.sources.stacks import RATE_HZ, StacksSource  # noqa: E402
 from kvtop.sources.stacks_spy import find_py_spy  # noqa: E402
 
 TARGET = """
@@ -116,31 +116,27 @@ class Target:
         self.process = subprocess.Popen(
             [sys.executable, "-c", TARGET, str(threads)], stdout=subprocess.PIPE, text=True
         )
-        self.rounds: list[int] = []
+        self.rounds: list[tuple[float, int]] = []
         threading.Thread(target=self._read, daemon=True).start()
 
     def _read(self) -> None:
         assert self.process.stdout is not None
         for line in self.process.stdout:
-            self.rounds.append(int(line))
+            self.rounds.append((time.monotonic(), int(line)))
 
     def rate(self, seconds: float) -> float:
-        """Rounds a second over some seconds."""
-        first = len(self.rounds)
+        """Rounds a second over some seconds; a time in which it stood still counts too."""
+        while not self.rounds:
+            time.sleep(0.05)
+        first = len(self.rounds) - 1
         time.sleep(seconds)
         new = self.rounds[first:]
-        return sum(new) / (0.25 * max(len(new), 1))
-
-
-@contextlib.contextmanager
-def nothing(_pid: int) -> Iterator[None]:
-    """The target alone."""
-    yield
+        return sum(count for _, count in new[1:]) / (new[-1][0] - new[0][0] or seconds)
 
 
 @contextlib.contextmanager
 def panel(pid: int) -> Iterator[None]:
-    """The top-frames panel: one dump a second."""
+    """The top-frames panel."""
     stop = threading.Event()
 
     async def sample() -> None:
@@ -148,7 +144,8 @@ def panel(pid: int) -> Iterator[None]:
         while not stop.is_set():
             with contextlib.suppress(Exception):
                 await source.read()
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(0.5)
+        await source.close()
 
     thread = threading.Thread(target=lambda: asyncio.run(sample()))
     thread.start()
@@ -179,47 +176,59 @@ def child(*words: str) -> Callable[[int], contextlib.AbstractContextManager[None
 
 
 def slowdown(seconds: float, rate: int, rounds: int, threads: int) -> None:
+    """Each way against the target alone, just before and just after it."""
     spy = find_py_spy()
     if spy is None:
         print("py-spy is not installed: no slowdown measured")
         return
     folder = tempfile.mkdtemp()
-    length = str(int(seconds + 20))
+    length = str(int(seconds + 30))
     record = (spy, "record", "--pid", "PID", "-r", str(rate), "-d", length, "-f", "raw", "-s", "-t")
     flame = (sys.executable, "-m", "kvtop", "flame", "PID", "--for", length, "--rate", str(rate))
+    flame += ("-o", f"{folder}/a.folded")
+
+    def top(hz: int, *more: str) -> Callable[[int], contextlib.AbstractContextManager[None]]:
+        words = " ".join((spy or "", "top", "--pid", "PID", "-r", str(hz), "-s", *more))
+        return child("script", "-qec", words, "/dev/null")
+
     ways = {
-        "alone": nothing,
-        "kvtop panel, 1 Hz": panel,
-        "kvtop flame": child(*flame, "-o", f"{folder}/a.folded"),
-        "py-spy record --nonblocking": child(*record, "--nonblocking", "-o", f"{folder}/b"),
-        "py-spy record (its default)": child(*record, "-o", f"{folder}/c"),
-        "py-spy top (its default)": child(
-            "script", "-qec", f"{spy} top --pid PID -r {rate} -s", "/dev/null"
+        f"kvtop panel, {RATE_HZ} Hz": panel,
+        f"py-spy top --nonblocking, {RATE_HZ} Hz": top(RATE_HZ, "--nonblocking"),
+        f"py-spy top (its default), {RATE_HZ} Hz": top(RATE_HZ),
+        f"kvtop flame, {rate} Hz": child(*flame),
+        f"py-spy record --nonblocking, {rate} Hz": child(
+            *record, "--nonblocking", "-o", "/dev/null"
         ),
+        f"py-spy record (its default), {rate} Hz": child(*record, "-o", "/dev/null"),
+        f"py-spy top (its default), {rate} Hz": top(rate),
+        f"kvtop flame --blocking, {rate} Hz": child(*flame, "--blocking"),
     }
-    print(
-        f"\ntarget with {threads + 1} threads, {rate} samples a second, median of {rounds} rounds"
-    )
-    found: dict[str, list[float]] = {name: [] for name in ways}
+    print(f"\ntarget with {threads + 1} threads, {rounds} rounds of {seconds:g} s, interleaved")
+    target = Target(threads)
+    ratios: dict[str, list[float]] = {name: [] for name in ways}
+    alone = [target.rate(seconds)]
     for _ in range(rounds):
         for name, way in ways.items():
-            target = Target(threads)
             with way(target.process.pid):
+                # Until it has begun to sample.
                 time.sleep(2.5)
-                found[name].append(target.rate(seconds))
-            target.process.kill()
-            target.process.wait()
-    alone = statistics.median(found["alone"])
-    for name, rates in found.items():
-        middle = statistics.median(rates)
-        spread = f"{min(rates):,.0f} - {max(rates):,.0f}"
-        print(f"{name:<32} {middle:10,.0f} rounds/s  {middle / alone:6.2f} of alone  ({spread})")
+                there = target.rate(seconds)
+            time.sleep(1.0)
+            alone.append(target.rate(seconds))
+            ratios[name].append(2 * there / (alone[-2] + alone[-1]))
+    target.process.kill()
+    target.process.wait()
+    spread = 100 * statistics.pstdev(alone) / statistics.mean(alone)
+    print(f"alone: {statistics.median(alone):,.0f} rounds/s, standard deviation {spread:.1f} %")
+    for name, found in ratios.items():
+        middle = statistics.median(found)
+        print(f"{name:<40} {middle:6.3f} of alone  ({min(found):.3f} - {max(found):.3f})")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--lines", type=int, default=200_000)
-    parser.add_argument("--seconds", type=float, default=8.0)
+    parser.add_argument("--seconds", type=float, default=4.0)
     parser.add_argument("--rate", type=int, default=100)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=30)

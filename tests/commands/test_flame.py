@@ -5,15 +5,20 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
 from kvtop.cli import main
+from kvtop.commands import flame_explain
+from kvtop.detect.judge import Judge
 from kvtop.errors import ExitCode
 from kvtop.flame.folded import parse
+from kvtop.model.snapshot import Counters, Snapshot
 from kvtop.sources.stacks_spy import find_py_spy
+from tests.draw import samples
 
 BUSY = "print('up', flush=True)\ndef hot_loop():\n  while True: pass\nhot_loop()"
 STACKS = 'process 7:"x";thread (7): Main;run (a.py:1);hot (b.py:2) 30\nprocess 7:"x";other 10\n'
@@ -144,3 +149,25 @@ def test_flame_on_is_checked_before_the_screen(capsys: pytest.CaptureFixture[str
 def test_nothing_of_the_screen_is_loaded_for_a_capture() -> None:
     code = "import kvtop.commands.flame, sys; sys.exit('textual' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], env=os.environ, check=False).returncode == 0
+
+
+def test_rates_are_of_the_whole_stretch() -> None:
+    def shot(mono_s: float, allocated: int) -> Snapshot:
+        counters = Counters(allocated=allocated, freed=allocated // 2, touched=0, evicted=None)
+        engine = replace(samples.ENGINE, pid=7, counters=counters)
+        return replace(samples.HEALTHY, mono_s=mono_s, time_s=mono_s, engines=(engine,))
+
+    seen = flame_explain._Seen(Judge())
+    # Uneven ticks: the mean of their rates would be 1,030 a second.
+    for mono_s, allocated in ((0.0, 0), (0.1, 206), (10.0, 206)):
+        seen.take(shot(mono_s, allocated))
+    rates = seen.rates(7)
+    assert rates["allocated"] == pytest.approx(20.6)
+    assert rates["freed"] == pytest.approx(10.3)
+    assert rates["evicted"] is None
+    # Started again: only what came after counts.
+    seen.take(shot(11.0, 0))
+    assert seen.rates(7)["allocated"] is None
+    seen.take(shot(12.0, 5))
+    assert seen.rates(7)["allocated"] == pytest.approx(5.0)
+    assert seen.rates(8) == dict.fromkeys(rates)
