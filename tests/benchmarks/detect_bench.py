@@ -191,6 +191,163 @@ def gpu_leak(run: Run) -> None:
     run.each = each
 
 
+def broken_queue(run: Run) -> None:
+    """The free queue is not as long as it says."""
+    run.sim.free_queue_error = 1
+
+
+def lose_unseen(run: Run) -> None:
+    """Half of all frees are lost under load without a pause, and block columns are not read."""
+    sim, load = run.sim, run.load
+    sim.columns, sim.requests, load.idle_left = False, {}, 0
+    whole = sim.give
+
+    def give(blocks: list[int], *, cache: bool = False) -> None:
+        whole(blocks[::2], cache=cache)
+
+    sim.give = give  # type: ignore[method-assign]
+    run.load_on = False
+
+    def each(i: int) -> None:
+        for k in range(3):
+            sim.end(f"r{i - 5}-{k}") if i >= 5 else None
+            # The pool is refilled behind the back of the counters: only the balance tells.
+            lost = [b for b in range(1, len(sim.refs)) if sim.refs[b] and b not in _owned(sim)]
+            for block in lost:
+                sim.refs[block] = 0
+                sim.free.append(block)
+            sim.start(f"r{i}-{k}", blocks=4)
+
+    run.each = each
+
+
+def _owned(sim: Sim) -> set[int]:
+    return {block for req in sim.requests.values() for block in req.blocks}
+
+
+def falling_floor(run: Run) -> None:
+    """Blocks are lost between idle moments, and only the gauges are there to tell."""
+    sim = run.sim
+    sim.has_probe, sim.requests, run.load_on = False, {}, False
+
+    def each(i: int) -> None:
+        busy = i % 12 < 6
+        used = 2.0 + 1.5 * (i // 12) + (40.0 if busy else 0.0) + run.rng.uniform(0, 0.2)
+        sim.metrics = EngineMetrics(
+            running=4 if busy else 0,
+            waiting=0,
+            kv_used_percent=used,
+            num_blocks=512,
+            prompt_tokens_total=float(i),
+        )
+
+    run.each = each
+
+
+def fill(run: Run) -> None:
+    """Requests hold nearly every block."""
+    run.load_on = False
+    run.sim.requests, run.sim.free = {}, list(range(1, len(run.sim.refs)))
+    run.sim.refs = [0] * len(run.sim.refs)
+    for k in range(5):
+        run.sim.start(f"big{k}", blocks=100)
+
+
+def storm(run: Run) -> None:
+    """Requests push each other out again and again."""
+    fill(run)
+
+    def each(i: int) -> None:
+        for k in (i % 5, (i + 1) % 5):
+            run.sim.preempt(f"big{k}")
+            run.sim.resume(f"big{k}", 100)
+            run.sim.decode(f"big{k}", 1)
+
+    run.each = each
+
+
+def thrash(run: Run) -> None:
+    """One request loses its tokens again and again; the others go on."""
+    fill(run)
+    run.sim.end("big4")
+    victim = run.sim.start("victim", blocks=40)
+    run.requests = {"victim"}
+
+    def each(i: int) -> None:
+        for k in range(4):
+            run.sim.requests[f"big{k}"].output += 5
+        if i % 8 == 0:
+            victim.computed, victim.preemptions = 0, victim.preemptions + 1
+        else:
+            victim.computed = 640
+
+    run.each = each
+
+
+def hog(run: Run) -> None:
+    """One request has most of a full pool."""
+    fill(run)
+    for k in range(4):
+        run.sim.end(f"big{k}")
+    run.sim.start("hog", blocks=330)
+    run.sim.wait("head", prompt=100 * 16)
+    run.requests = {"hog"}
+
+
+def parked(run: Run) -> None:
+    """Loads that never end hold what the head of the queue needs."""
+    fill(run)
+    for k in range(5):
+        req = run.sim.requests[f"big{k}"]
+        req.phase, req.status, req.reason = Phase.HELD, "WAITING_FOR_REMOTE_KVS", "remote KV"
+        req.held_s = 1.0
+    run.sim.wait("head", prompt=100 * 16)
+    run.requests = {f"big{k}" for k in range(5)}
+
+
+def orphan(run: Run) -> None:
+    """The API server dies, the engine does not."""
+    run.sim.engine_fields = {**run.sim.engine_fields, "api_pids": ()}
+
+
+def freeze_gauges(run: Run) -> None:
+    """The gauges stand still with work that is long over."""
+    run.load_on = False
+    for name in list(run.sim.requests):
+        run.sim.end(name)
+
+    def each(i: int) -> None:
+        run.sim.metrics = EngineMetrics(
+            running=5, waiting=0, kv_used_percent=60.0, gauges_frozen_s=float(i)
+        )
+
+    run.each = each
+
+
+def hits_fall(run: Run) -> None:
+    """Prompts have nothing in common any more."""
+    run.sim.metrics = replace(_metrics(), prefix_hit_percent=5.0)
+
+
+def gpu_full(run: Run) -> None:
+    """Something else takes the rest of the device."""
+    run.sim.gpus = (gpu(95),)
+
+
+def gpu_lost(run: Run) -> None:
+    """The device falls off the bus."""
+    run.sim.gpus = (replace(gpu(50), error="GPU is lost", mem_used_bytes=None, processes=None),)
+
+
+def gpu_outside(run: Run) -> None:
+    """The worker keeps tensors."""
+
+    def each(i: int) -> None:
+        run.sim.gpus = (gpu(50 + 0.002 * i),)
+
+    run.each = each
+
+
 @dataclass(frozen=True)
 class Fault:
     """One fault, the rule that must find it, and rules that may as well."""
@@ -199,6 +356,10 @@ class Fault:
     put: Callable[[Run], None]
     rule: str
     also: tuple[str, ...] = ()
+    warm_s: int = 60
+    """Healthy seconds before it, and up to a minute more."""
+    watch_s: int = FAULT_S
+    """Seconds in which it may be found."""
 
 
 FAULTS = (
@@ -215,6 +376,20 @@ FAULTS = (
     Fault("stop the process", stop_process, "health.stopped"),
     Fault("leak host memory", host_leak, "host.rss-growth"),
     Fault("leak GPU memory", gpu_leak, "gpu.growth", ("gpu.outside-kv",)),
+    Fault("shorten the free queue", broken_queue, "leak.broken-identity"),
+    Fault("lose frees unseen", lose_unseen, "leak.imbalance", watch_s=420),
+    Fault("lose blocks, gauges only", falling_floor, "leak.floor-falling", watch_s=240),
+    Fault("fill the pool", fill, "pressure.kv-full"),
+    Fault("storm", storm, "pressure.preemption-storm", ("pressure.kv-full", "pressure.thrash")),
+    Fault("one request thrashes", thrash, "pressure.thrash", ("pressure.kv-full",)),
+    Fault("one request holds all", hog, "pressure.hog", ("pressure.idle-pool-blocked",)),
+    Fault("park the pool", parked, "pressure.blocked-by-parked", ("pressure.kv-full",)),
+    Fault("kill the API server", orphan, "health.orphan-engine"),
+    Fault("freeze the gauges", freeze_gauges, "health.stale-gauges"),
+    Fault("no common prefix", hits_fall, "efficiency.hit-rate-fallen", warm_s=800, watch_s=300),
+    Fault("fill the GPU", gpu_full, "gpu.full"),
+    Fault("lose a GPU", gpu_lost, "gpu.lost"),
+    Fault("keep tensors", gpu_outside, "gpu.outside-kv", watch_s=420),
 )
 
 
@@ -229,9 +404,13 @@ class Score:
     times: list[int] = field(default_factory=list)
 
 
+def _metrics() -> EngineMetrics:
+    return EngineMetrics(running=1, waiting=0, prompt_tokens_total=0.0, prefix_hit_percent=70.0)
+
+
 def _engine(seed: int) -> Run:
     sim = Sim(blocks=513)
-    sim.metrics = EngineMetrics(running=1, waiting=0, prompt_tokens_total=0.0)
+    sim.metrics = _metrics()
     sim.gpus = (gpu(50),)
     sim.engine_fields = {"rss_bytes": int(2e9)}
     return Run(sim, Load(sim, seed, connector=False), random.Random(seed))
@@ -253,7 +432,7 @@ def detect(fault: Fault | None, seed: int, scores: dict[str, Score]) -> None:
     """One run, with a fault or without."""
     run, judge = _engine(seed), Judge(LIMITS)
     quiet: set[str] = set()
-    for i in range(60 + run.rng.randint(0, 60)):
+    for i in range((fault.warm_s if fault else 60) + run.rng.randint(0, 60)):
         quiet |= _told(judge.judge(_look(run, i)))
     for rule in quiet:
         scores[rule].wrong += 1
@@ -262,9 +441,11 @@ def detect(fault: Fault | None, seed: int, scores: dict[str, Score]) -> None:
         scores[fault.rule].runs += 1
     expected = {fault.rule, *fault.also} if fault else set()
     told: set[str] = set()
-    for i in range(FAULT_S):
+    for i in range(fault.watch_s if fault else FAULT_S):
         findings = judge.judge(_look(run, i))
-        new = _told(findings) - told
+        # A rule that only informs counts where it is the one that must tell.
+        here = _told(findings) | {f.rule for f in findings if fault and f.rule == fault.rule}
+        new = here - told
         told |= new
         if fault is not None and fault.rule in new:
             score = scores[fault.rule]
