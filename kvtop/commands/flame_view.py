@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 from kvtop.draw.icicle import IcicleView, icicle, levels
+from kvtop.draw.text import safe
 from kvtop.errors import ExitCode
 from kvtop.flame import files
 from kvtop.flame.difference import diff
@@ -30,6 +31,10 @@ def run(parsed: argparse.Namespace) -> int:
     """
     new = files.load(Path(parsed.view))
     old = files.load(Path(parsed.against)) if parsed.against else None
+    for name, folded in ((parsed.view, new), (parsed.against, old)):
+        if folded is not None and folded.skipped:
+            text = f"{folded.skipped:,} lines of {name} are no stacks and were left out"
+            print(f"kvtop: {safe(text)}", file=sys.stderr)
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         width = shutil.get_terminal_size((_TEXT_WIDTH, 24)).columns if sys.stdout.isatty() else 0
         print(as_text(new, old, width or _TEXT_WIDTH, bool(parsed.ascii)))

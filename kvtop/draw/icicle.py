@@ -314,7 +314,8 @@ def _footer(view: IcicleView, width: int) -> Line:
     parts: list[Field] = [
         (at, ((key, "key"), (f" {name}", "key.label"))) for at, (key, name) in enumerate(KEYS)
     ]
-    return fit(fields(parts, width, " "), width)
+    wide = sum(len(key) + len(name) + 3 for key, name in KEYS) <= width
+    return fit(fields(parts, width, "  " if wide else " "), width)
 
 
 STYLED = (*CATEGORIES, "grown", "shrunk", "same", "hit", "cursor")

@@ -8,6 +8,7 @@ import re
 import socket
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from kvtop import __version__
@@ -122,9 +123,14 @@ def load(path: Path) -> Folded:
     try:
         if text[:4096].lstrip("\ufeff \t\r\n").startswith("{"):
             return speedscope.read(text, path.name)
-        return parse(text, path.name)
+        folded = parse(text, path.name)
     except BadDataError as error:
         raise BadDataError(f"{path}: {error.what}", error.remedy) from None
+    if folded.skipped:
+        noun = "line" if folded.skipped == 1 else "lines"
+        title = f"{path.name}, {folded.skipped:,} {noun} not read"
+        folded = replace(folded, title=title)
+    return folded
 
 
 def newest(folder: Path) -> list[Path]:

@@ -25,6 +25,9 @@ MAX_DEPTH = 1000
 MAX_COUNT = 1 << 53
 """Largest count of one line."""
 
+MAX_TOTAL = 1 << 62
+"""Largest sum of all counts."""
+
 _PROCESS = re.compile(r'process \d+:"')
 _THREAD = re.compile(r"thread \((?:\d+|0x[0-9A-Fa-f]+)\)")
 
@@ -68,6 +71,8 @@ def parse(text: str, title: str = "") -> Folded:
 
 
 def _parse(text: str, title: str) -> Folded:
+    if "\0" in text:
+        raise BadDataError("this is a binary file", "pack it out first, if it is packed")
     merged: dict[str, int] = {}
     skipped = 0
     lines = text.split("\n")
@@ -91,7 +96,18 @@ def _parse(text: str, title: str) -> Folded:
     if not out:
         reason = "it holds no line `frame;frame count`" if text.strip() else "it is empty"
         raise BadDataError(f"these are no folded stacks: {reason}")
+    check_total(out)
     return Folded(tuple(out), skipped=skipped, title=title, ordered=True)
+
+
+def check_total(rows: Iterable[tuple[object, int]]) -> None:
+    """Refuse counts that do not fit into the numbers of a tree.
+
+    Raises:
+        BadDataError: Together they are too large.
+    """
+    if sum(count for _, count in rows) > MAX_TOTAL:
+        raise BadDataError("its counts are too large", f"together at most {MAX_TOTAL:,}")
 
 
 @contextlib.contextmanager

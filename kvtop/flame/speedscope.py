@@ -11,7 +11,7 @@ import json
 from typing import Any
 
 from kvtop.errors import BadDataError
-from kvtop.flame.folded import MAX_DEPTH, Folded, code_of, merge, thread_of
+from kvtop.flame.folded import MAX_DEPTH, Folded, check_total, code_of, merge, thread_of
 from kvtop.model.frames import split_frame
 
 SCHEMA_URL = "https://www.speedscope.app/file-format-schema.json"
@@ -93,6 +93,8 @@ def read(text: str, title: str = "") -> Folded:
         data = json.loads(text)
     except (ValueError, RecursionError):
         raise BadDataError("this is no speedscope file: not JSON") from None
+    if not (isinstance(data, dict) and "shared" in data and "profiles" in data):
+        raise BadDataError("this is JSON, but no speedscope file")
     try:
         labels = [_label(frame) for frame in data["shared"]["frames"]]
         profiles = data["profiles"]
@@ -118,6 +120,7 @@ def read(text: str, title: str = "") -> Folded:
         raise BadDataError(f"this is no whole speedscope file ({kind})") from None
     if not rows:
         raise BadDataError("this speedscope file holds no stack")
+    check_total(rows)
     out = merge(rows)
     return Folded(out.rows, unit, 0, title or str(data.get("name") or ""))
 

@@ -199,6 +199,38 @@ def test_formats_and_names() -> None:
     assert name == "kvtop-a_b__c-7-19700101T000000Z.svg"
 
 
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [
+        (b"\x7fELF\0\0 17\na;b 3\n", "binary"),
+        (b"\x1f\x8b\x08\x00\x00 1\n", "binary"),
+        ("a;b 3\n".encode("utf-16"), "binary"),
+        (b"", "empty"),
+        (b"a;b -3\n", "no line"),
+        (b"a;b " + b"9" * 400, "no line"),
+        (b"".join(b"f%d 9000000000000000\n" % n for n in range(600)), "too large"),
+        (b'{"traceEvents": []}', "no speedscope file"),
+        (b'{"a":' * 50_000, "not JSON"),
+        (_profile("[[0]]", "[1e308]").encode(), "too large"),
+        (_profile("[[0]]", "[1]")[:-20].encode(), "not JSON"),
+    ],
+)
+def test_hostile_files_are_one_plain_line(tmp_path: Path, data: bytes, text: str) -> None:
+    path = tmp_path / "x"
+    path.write_bytes(data)
+    with pytest.raises(BadDataError, match=text) as caught:
+        files.load(path)
+    assert len(caught.value.line().splitlines()) == 1
+
+
+def test_lines_that_are_no_stacks_are_told(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    path.write_text("a;b 1.5\nc 2\nnonsense\n")
+    found = files.load(path)
+    assert (found.total, found.skipped) == (2, 2)
+    assert found.title == "x, 2 lines not read"
+
+
 def test_either_kind_of_file_is_read(tmp_path: Path) -> None:
     one, two, bad = tmp_path / "one", tmp_path / "two", tmp_path / "bad"
     one.write_text("a;b 3\n")
