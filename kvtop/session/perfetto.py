@@ -1,8 +1,8 @@
 """A session as Trace Event JSON, which Perfetto and Chrome's tracing page open.
 
 Engines and GPUs are processes. A request is an asynchronous slice from its first to its
-last tick, with its phases nested inside; blocks and GPU figures are counters, preemptions
-and markers are instants. Times are microseconds since 1970, UTC.
+last tick, with its phases nested inside; blocks and GPU figures are counters, preemptions,
+captures of stacks and markers are instants. Times are microseconds since 1970, UTC.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ def trace_events(reader: SessionReader, anonymizer: Anonymizer | None = None) ->
     yield from _counters(reader)
     yield from _requests(reader, anonymizer)
     yield from _preemptions(reader, anonymizer)
+    yield from _captures(reader)
     for marker in reader.markers():
         note = anonymizer.text(marker.note) if anonymizer else marker.note
         yield {
@@ -50,6 +51,20 @@ def trace_events(reader: SessionReader, anonymizer: Anonymizer | None = None) ->
             "ts": round(marker.time_s * 1e6),
             "pid": 1,
             "tid": 0,
+        }
+
+
+def _captures(reader: SessionReader) -> Iterator[Item]:
+    for capture in reader.captures():
+        tick = max(capture.tick, reader.first_tick)
+        yield {
+            "ph": "i",
+            "s": "g",
+            "name": f"stacks of pid {capture.pid}",
+            "ts": round(reader.time_of(tick) * 1e6),
+            "pid": 1,
+            "tid": 0,
+            "args": {"samples": capture.samples, "seconds": capture.seconds},
         }
 
 
@@ -139,7 +154,8 @@ def _requests(reader: SessionReader, anonymizer: Anonymizer | None) -> Iterator[
         last = life["last_us"] or end_us
         base: Item = {
             "cat": "request",
-            "id": life["request"],
+            # Of its process: with a plain id Perfetto shows it outside of all processes.
+            "id2": {"local": hex(life["request"])},
             "pid": life["slot"] + 1,
             "tid": 0,
         }

@@ -120,6 +120,37 @@ class Browser:
         message: dict[str, Any] = json.loads(text)
         return message
 
+    def evaluate(self, session: str, script: str) -> Any:
+        """The value of a script in a page, awaited when it is a promise."""
+        answer = self.send(
+            "Runtime.evaluate",
+            session,
+            expression=script,
+            awaitPromise=True,
+            returnByValue=True,
+        )
+        if "exceptionDetails" in answer:
+            raise RuntimeError(json.dumps(answer["exceptionDetails"])[:2000])
+        return answer["result"].get("value")
+
+    def open(self, url: str) -> str:
+        """A page on an address; the session for `evaluate`."""
+        target = self.send("Target.createTarget", url="about:blank")["targetId"]
+        session: str = self.send("Target.attachToTarget", targetId=target, flatten=True)[
+            "sessionId"
+        ]
+        self.send("Runtime.enable", session)
+        self.send("Page.enable", session)
+        self.events.clear()
+        self.send("Page.navigate", session, url=url)
+        end = time.monotonic() + DEADLINE_S
+        while not any(event.get("method") == "Page.loadEventFired" for event in self.events):
+            event = self._next(max(end - time.monotonic(), 0.01))
+            if event is None:
+                raise TimeoutError(f"{url} is never loaded")
+            self.events.append(event)
+        return session
+
     def look(self, path: Path, width: int, picture: Path, height: int = 900) -> Page:
         """Load a file in a view so wide, photograph it, and say what it did."""
         target = self.send("Target.createTarget", url="about:blank")["targetId"]

@@ -137,9 +137,10 @@ def test_perfetto_reads_back_with_the_same_numbers(tmp_path: Path) -> None:
     lives: dict[int, list[int]] = {}
     for item in items:
         if item.get("cat") == "request":
-            depth[item["id"]] += 1 if item["ph"] == "b" else -1
-            assert depth[item["id"]] >= 0
-            lives.setdefault(item["id"], []).append(item["ts"])
+            number = int(item["id2"]["local"], 16)
+            depth[number] += 1 if item["ph"] == "b" else -1
+            assert depth[number] >= 0
+            lives.setdefault(number, []).append(item["ts"])
     assert set(depth.values()) == {0}
     assert len(lives) == len({r.id for s in live for r in s.engines[0].requests or ()})
     begins = {item["name"]: item["ts"] for item in items if item["ph"] == "b" and "args" in item}
