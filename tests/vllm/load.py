@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -50,7 +52,9 @@ async def _one(client: httpx.AsyncClient, url: str, job: Job, text: str) -> str:
         "max_tokens": job.max_tokens,
         "ignore_eos": True,
         "stream": True,
+        "stream_options": {"include_usage": True},
     }
+    tokens = 0
     try:
         async with client.stream("POST", f"{url}/v1/completions", json=body) as answer:
             if answer.status_code != 200:
@@ -58,11 +62,57 @@ async def _one(client: httpx.AsyncClient, url: str, job: Job, text: str) -> str:
             chunks = 0
             async for line in answer.aiter_lines():
                 chunks += bool(line)
+                if '"completion_tokens"' in line:
+                    tokens = json.loads(line.removeprefix("data: "))["usage"]["completion_tokens"]
                 if job.leave_after is not None and chunks >= job.leave_after:
                     return "left"
     except httpx.HTTPError:
         return "failed"
-    return "finished"
+    # An answer that ends early is a lost request too.
+    return "finished" if tokens == job.max_tokens else "failed"
+
+
+class Steady:
+    """Clients that each send one job after the other until the end of the block.
+
+    Args:
+        url: The server.
+        clients: Jobs in flight.
+        seed: Of their prompts and lengths.
+    """
+
+    def __init__(self, url: str, clients: int = 6, seed: int = 0) -> None:
+        self._url = url
+        self._clients = clients
+        self._rng = random.Random(seed)
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._run()))
+        self.done = {"finished": 0, "left": 0, "failed": 0}
+        """How the jobs ended; complete after the block."""
+
+    def __enter__(self) -> Steady:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    async def _run(self) -> None:
+        async with httpx.AsyncClient(timeout=300, trust_env=False) as client:
+            await asyncio.gather(*(self._client(client) for _ in range(self._clients)))
+
+    async def _client(self, client: httpx.AsyncClient) -> None:
+        rng = self._rng
+        system = "k" * 256
+        while not self._stop.is_set():
+            job = Job(
+                prompt_chars=rng.choice((60, 300, 700)),
+                max_tokens=rng.choice((20, 60, 120)),
+                prefix=system if rng.random() < 0.5 else "",
+            )
+            text = "".join(rng.choices("abcdefghij", k=max(job.prompt_chars, 300)))
+            self.done[await _one(client, self._url, job, text)] += 1
 
 
 def mixed(count: int, seed: int = 0) -> list[Job]:

@@ -13,6 +13,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from urllib.request import urlopen
 
+from kvtop.model.blocks import BlockState
+from kvtop.model.snapshot import Engine
+
 START_S = 240.0
 """Longest start on a busy machine; 30 s on a quiet one."""
 
@@ -157,6 +160,27 @@ class Server:
             os.killpg(self.process.pid, signal.SIGKILL)
         except (ProcessLookupError, PermissionError):
             return
+
+
+def check_identities(engine: Engine, blocks: int) -> None:
+    """What must hold in every cut, block by block and in sums."""
+    (pool,) = engine.pools
+    counts = pool.counts
+    assert pool.states is not None
+    assert pool.refs is not None
+    assert pool.tables is not None
+    parts = (
+        *(counts.null, counts.free, counts.cached, counts.used),
+        *(counts.shared, counts.held, counts.ghost),
+    )
+    assert sum(parts) == counts.total == blocks
+    assert counts.free + counts.cached == pool.free_queue
+    assert counts.ghost == 0
+    for state, refs, holders in zip(pool.states, pool.refs, pool.tables, strict=True):
+        assert state == BlockState.NULL or refs == holders
+    held = [r.blocks - r.shared_blocks for r in engine.requests or () if r.blocks is not None]
+    # Blocks of one holder only are those of the requests, counted once over all groups.
+    assert sum(held) == sum(n == 1 for n in pool.tables)
 
 
 def python_or_reason() -> tuple[str, str]:

@@ -17,13 +17,12 @@ from typing import Any
 import pytest
 
 from kvtop.errors import ExitCode
-from kvtop.model.blocks import BlockState
 from kvtop.model.snapshot import Engine
 from kvtop.sources.answers import parse_detail, parse_snapshot, request_path
 from kvtop.sources.engine import get_once
 from tests.vllm import load
 from tests.vllm.conftest import probe_socket
-from tests.vllm.server import CONFIG, START_S, Server, make_model
+from tests.vllm.server import CONFIG, START_S, Server, check_identities, make_model
 
 pytestmark = pytest.mark.vllm
 
@@ -108,27 +107,6 @@ def roles(sockets: Path, patience_s: float = 30.0, **wanted: int) -> dict[str, i
         time.sleep(0.25)
 
 
-def check_identities(engine: Engine, blocks: int = BLOCKS) -> None:
-    """What must hold in every cut, block by block and in sums."""
-    (pool,) = engine.pools
-    counts = pool.counts
-    assert pool.states is not None
-    assert pool.refs is not None
-    assert pool.tables is not None
-    parts = (
-        *(counts.null, counts.free, counts.cached, counts.used),
-        *(counts.shared, counts.held, counts.ghost),
-    )
-    assert sum(parts) == counts.total == blocks
-    assert counts.free + counts.cached == pool.free_queue
-    assert counts.ghost == 0
-    for state, refs, holders in zip(pool.states, pool.refs, pool.tables, strict=True):
-        assert state == BlockState.NULL or refs == holders
-    held = [r.blocks - r.shared_blocks for r in engine.requests or () if r.blocks is not None]
-    # Blocks of one holder only are those of the requests, counted once over all groups.
-    assert sum(held) == sum(n == 1 for n in pool.tables)
-
-
 def load_and_look(server: Server, paths: list[str]) -> list[list[Engine]]:
     """Cuts of each engine while it works."""
 
@@ -160,7 +138,7 @@ def test_data_parallel_engines_each_have_their_own_map(
         seen = load_and_look(server, paths)
         for looks in seen:
             for engine in looks:
-                check_identities(engine)
+                check_identities(engine, BLOCKS)
         data = once(server.sockets, "--url", server.url)
     assert {looks[0].engine for looks in seen} == {0, 1}
     assert all(any(e.requests for e in looks) for looks in seen)
@@ -284,7 +262,7 @@ def test_an_llm_without_a_server(
         end = time.monotonic() + 60
         while len(looks) < LOOKS and time.monotonic() < end:
             engine = parse_snapshot(get_once(str(path), "/v1/snapshot", 10.0))
-            check_identities(engine)
+            check_identities(engine, BLOCKS)
             if engine.requests:
                 looks.append(engine)
             time.sleep(0.05)
