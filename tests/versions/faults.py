@@ -23,6 +23,8 @@ from version_walk import Truth
 from version_watch import Ask, Watcher, get
 
 BLOCKS = 32
+HOST_BLOCKS = 24
+"""Size of the second pool."""
 SEEDS = 30
 """Runs with attributes removed at random, besides one for each that the probe reads."""
 STEPS = 14
@@ -99,6 +101,45 @@ def fences(make: Callable[..., Watcher], config: Any) -> dict[str, Any]:
     result = {"row": row(body, rid), "during": body["pools"][0]["counts"]}
     w.bench.update(output)
     result["after"] = w.look()["pools"][0]["counts"]
+    return result
+
+
+def host_pool(make: Callable[..., Watcher], config: Any) -> dict[str, Any]:
+    """One group in a pool of its own, bound as `HiSparseSourceManager.bind_host_pool` does it."""
+    from vllm.v1.core.block_pool import BlockPool
+
+    def bind(bench: Bench) -> None:
+        window = bench.managers[1]
+        hash_size = window.block_pool.hash_block_size
+        window.block_pool = BlockPool(HOST_BLOCKS, True, hash_size, medium="CPU")
+        window._null_block = window.block_pool.null_block
+
+    w = make(config, windowed=True, before=bind)
+    bench = w.bench
+    for _ in range(3):
+        bench.add(90, 40)
+    busy: dict[str, int] = {}
+    wrong: list[Any] = []
+    result = {"labels": [], "busy": busy, "wrong": wrong, "looks": 0}
+    while bench.scheduler.requests:
+        bench.step()
+        status, body = w.ask().answer()
+        if status != 200:
+            wrong.append((status, body))
+            break
+        result["looks"] += 1
+        result["labels"] = [pool["label"] for pool in body["pools"]]
+        for manager, pool in zip(bench.managers, body["pools"], strict=True):
+            null = manager.block_pool.null_block
+            tables = manager.req_to_blocks.values()
+            held = sum(block is not null for table in tables for block in table)
+            counts, free = pool["counts"], manager.block_pool.get_num_free_blocks()
+            wanted = [len(manager.block_pool.blocks), 1, held, free, free]
+            got = [counts["total"], counts["null"], counts["used"]]
+            got += [counts["free"] + counts["cached"], pool["free_queue"]]
+            if got != wanted or counts["ghost"] + counts["held"] + counts["shared"]:
+                wrong.append((pool["label"], counts, wanted))
+            busy[pool["label"]] = max(busy.get(pool["label"], 0), counts["used"])
     return result
 
 
@@ -332,8 +373,14 @@ def main() -> None:
         def run(name: str, scenario: Callable[..., dict[str, Any]], config: Any) -> None:
             watchers: list[Watcher] = []
 
-            def make(config: Any) -> Watcher:
-                watchers.append(Watcher(Bench(config, BLOCKS, counted), directory))
+            def make(
+                config: Any,
+                windowed: bool = False,
+                before: Callable[[Bench], None] = lambda bench: None,
+            ) -> Watcher:
+                bench = Bench(config, BLOCKS, counted, windowed)
+                before(bench)
+                watchers.append(Watcher(bench, directory))
                 return watchers[-1]
 
             try:
@@ -348,6 +395,7 @@ def main() -> None:
         run("connector", connector, with_connector)
         run("fences", fences, plain)
         run("paused", paused, plain)
+        run("host_pool", host_pool, plain)
         run("stops_itself", stops_itself, plain)
         try:
             result["removals"] = removals(plain, directory, counted)

