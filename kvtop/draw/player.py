@@ -55,6 +55,8 @@ def timeline_line(player: Player, width: int, ascii: bool = False) -> Line:  # n
         (5, ((end, "label"),)),
         (6, ((f"n: {safe(player.kind, ascii)}", "label"),)),
     ]
+    if player.judged < 1.0 and not player.growing:
+        right.append((7, ((f"findings {percent(100.0 * player.judged)}", "label"),)))
     kept = choose([*left, *right], max(width - _LEAST_BAR - 4, 0))
     head, tail = _joined(kept, left), _joined(kept, right)
     room = width - line_width(head) - line_width(tail) - 1 - (2 if tail else 0)

@@ -70,6 +70,8 @@ class Player:
     """What stands on the timeline."""
     kind: str = "any"
     """Kind of event that the keys jump to."""
+    judged: float = 1.0
+    """Share of the session whose findings are on the timeline, 0 to 1."""
 
 
 @dataclass(frozen=True, slots=True)

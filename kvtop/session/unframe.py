@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from kvtop.model import codec
-from kvtop.model.snapshot import Snapshot
+from kvtop.model.snapshot import Request, Snapshot
 from kvtop.session import delta, numbers
 from kvtop.session.frames import REFS_BY_STATE, Columns, Function, Stream
 from kvtop.session.rows import Expect, decode_rows
@@ -86,27 +86,32 @@ class StateDecoder:
                 numbers.put_gpu(gpu, row) for gpu, row in zip(tree["gpus"], gpus, strict=True)
             ]
             tree["engines"] = [
-                self._engine(slot, engine, row, names)
-                for slot, (engine, row) in enumerate(zip(tree["engines"], engines, strict=True))
+                {**numbers.put_engine(engine, row), "requests": None}
+                for engine, row in zip(tree["engines"], engines, strict=True)
+            ]
+            requests = [
+                self._requests(slot, engine, names) for slot, engine in enumerate(tree["engines"])
             ]
             tree["stacks"] = [_full_stacks(stacks, functions) for stacks in tree["stacks"]]
         except (TypeError, KeyError, AttributeError, IndexError) as error:
             raise ValueError(f"a frame that does not fit: {error}") from None
-        return codec.decode(Snapshot, tree)
+        snapshot = codec.decode(Snapshot, tree)
+        full = [
+            engine if rows is None else dataclasses.replace(engine, requests=rows)
+            for engine, rows in zip(snapshot.engines, requests, strict=True)
+        ]
+        return dataclasses.replace(snapshot, engines=tuple(full))
 
-    def _engine(
-        self, slot: int, tree: dict[str, Any], row: numbers.Row, names: Callable[[int], str]
-    ) -> dict[str, Any]:
-        out = numbers.put_engine(tree, row)
+    def _requests(
+        self, slot: int, tree: dict[str, Any], names: Callable[[int], str]
+    ) -> tuple[Request, ...] | None:
         entry = self._entries[slot] if slot < len(self._entries) else None
         if entry is None:
-            out["requests"] = None
-            return out
-        probe = out.get("probe")
+            return None
+        probe = tree.get("probe")
         cut = probe.get("cut_time_s") if isinstance(probe, dict) else None
-        expect = Expect(out.get("block_size"), out.get("block_bytes"), cut)
-        out["requests"] = decode_rows(entry, expect, names)
-        return out
+        expect = Expect(tree.get("block_size"), tree.get("block_bytes"), cut)
+        return decode_rows(entry, expect, names)
 
 
 def _full_stacks(tree: dict[str, Any], functions: Callable[[int], Function]) -> dict[str, Any]:

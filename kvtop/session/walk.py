@@ -20,6 +20,9 @@ BACK_S = 600.0
 MOST_BETWEEN = 600
 """Ticks that are walked one by one rather than jumped over."""
 
+ROUGH_TICKS = 7200
+"""Ticks of the first look at a long file: as many as a report judges."""
+
 Judge = Callable[[Snapshot], tuple[Finding, ...]]
 """Takes the snapshots in their order; gives the findings that hold at each."""
 
@@ -79,27 +82,93 @@ class Walk:
 
 
 class Scan:
-    """Looks for the beginning of every finding in a session, from its first tick on.
+    """Looks for the beginning of every finding in a session.
+
+    A long file is judged twice: first every so many-th tick, so that its timeline is filled
+    in a minute and not in a quarter of an hour, then every tick from the first one on.
 
     Args:
         path: The session file.
         make_judge: Makes a judge that has seen nothing.
+        rough_ticks: Ticks of the first look; a file of no more has only the exact one.
     """
 
-    def __init__(self, path: Path, make_judge: Callable[[], Judge]) -> None:
+    def __init__(
+        self, path: Path, make_judge: Callable[[], Judge], rough_ticks: int = ROUGH_TICKS
+    ) -> None:
         self._reader = SessionReader(path)
-        self._judge = make_judge()
-        self._held: set[tuple[str, int | None, tuple[str, ...]]] = set()
-        self._tick = self._reader.first_tick - 1
-        self.events: list[tuple[Event, str]] = []
-        """Findings as events of kind `finding`, each with its severity, in order."""
+        reader = self._reader
+        stride = -(-(reader.last_tick - reader.first_tick + 1) // rough_ticks)
+        self._rough = _Pass(reader, make_judge(), stride) if stride > 1 else None
+        self._exact = _Pass(reader, make_judge(), 1)
 
     def step(self) -> bool:
         """Judge the next tick; False when there is none (yet)."""
-        if self._tick >= self._reader.last_tick and not self._reader.refresh():
+        if self.looking_over and self._rough is not None:
+            self._rough.step()
+            return True
+        if self._exact.tick >= self._reader.last_tick and not self._reader.refresh():
             return False
-        snapshot = self._reader.load(self._tick + 1)
-        self._tick += 1
+        self._exact.step()
+        return True
+
+    @property
+    def looking_over(self) -> bool:
+        """Whether the first, rough look is still under way."""
+        rough = self._rough
+        return rough is not None and rough.tick + rough.stride <= self._reader.last_tick
+
+    @property
+    def events(self) -> list[tuple[Event, str]]:
+        """Findings as events of kind `finding`, each with its severity, in order.
+
+        Up to `tick` they are exact; behind it they are those of the rough look.
+        """
+        rough = self._rough.events if self._rough is not None else []
+        return self._exact.events + [pair for pair in rough if pair[0].tick > self._exact.tick]
+
+    @property
+    def version(self) -> tuple[int, int]:
+        """Another value when `events` may be others."""
+        rough = self._rough.events if self._rough is not None else []
+        behind = sum(event.tick > self._exact.tick for event, _ in rough)
+        return len(self._exact.events), behind
+
+    @property
+    def tick(self) -> int:
+        """The last tick judged exactly."""
+        return self._exact.tick
+
+    @property
+    def share(self) -> float:
+        """How much of the file has been judged, rough or exact, 0 to 1."""
+        if self._rough is not None and not self.looking_over:
+            return 1.0
+        reader = self._reader
+        length = max(reader.last_tick - reader.first_tick + 1, 1)
+        done = max(self._exact.tick, self._rough.tick if self._rough is not None else 0)
+        return min(max((done - reader.first_tick + 1) / length, 0.0), 1.0)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._reader.close()
+
+
+class _Pass:
+    """Judges every so many-th tick, in order."""
+
+    def __init__(self, reader: SessionReader, judge: Judge, stride: int) -> None:
+        self._reader = reader
+        self._judge = judge
+        self._held: set[tuple[str, int | None, tuple[str, ...]]] = set()
+        self.stride = stride
+        self.tick = reader.first_tick - stride
+        self.events: list[tuple[Event, str]] = []
+
+    def step(self) -> None:
+        """Judge the next one."""
+        snapshot = self._reader.load(self.tick + self.stride)
+        self.tick += self.stride
         held = set()
         for finding in self._judge(snapshot):
             if finding.rule.startswith("diagnosis."):
@@ -108,16 +177,6 @@ class Scan:
             held.add(key)
             if key not in self._held:
                 text = f"{finding.severity} {finding.rule}: {finding.summary}"
-                event = Event(self._tick, snapshot.time_s, "finding", text)
+                event = Event(self.tick, snapshot.time_s, "finding", text)
                 self.events.append((event, finding.severity))
         self._held = held
-        return True
-
-    @property
-    def tick(self) -> int:
-        """The last tick judged."""
-        return self._tick
-
-    def close(self) -> None:
-        """Close the file."""
-        self._reader.close()

@@ -31,6 +31,8 @@ _SLICE_S = 0.01
 """Longest piece of work between two looks at keys."""
 _PAUSE_S = 0.03
 """Rest between two slices of the scan, so that it takes a part of one core only."""
+_SHORT_PAUSE_S = 0.005
+"""Such a rest while the file is looked over for the first time."""
 _IDLE_S = 0.5
 _AT_ONCE = 8
 """Ticks walked before a frame and not after it, when it follows the one before closely."""
@@ -54,7 +56,7 @@ class Deck:
         self._moved = asyncio.Event()
         self._findings: tuple[Finding, ...] = ()
         self._marks: tuple[Mark, ...] = ()
-        self._marks_of = (-1, -1)
+        self._marks_of = (-1, -1, -1)
 
     @property
     def history(self) -> History:
@@ -83,17 +85,19 @@ class Deck:
         Args:
             changed: Called when there is something new to draw.
         """
-        told = -1
+        told: object = None
         while True:
             tick = self._replay.position().tick
             if self._walk.tick != tick:
                 await self._walk_to(tick)
                 changed()
             elif await self._scan_some():
-                if len(self._scan.events) != told:
-                    told = len(self._scan.events)
+                now = (self._scan.version, round(100 * self._scan.share))
+                if now != told:
+                    told = now
                     changed()
-                await asyncio.sleep(_PAUSE_S)
+                # The first look is short; what is left to do then may take its time.
+                await asyncio.sleep(_SHORT_PAUSE_S if self._scan.looking_over else _PAUSE_S)
             else:
                 await self._rest()
 
@@ -202,12 +206,13 @@ class Deck:
             growing=position.growing,
             marks=self._timeline(position),
             kind=self._kind,
+            judged=self._scan.share,
         )
 
     def _timeline(self, position: Position) -> tuple[Mark, ...]:
         """Marks thinned to what a screen can show; kept until there are new ones."""
         # A growing file gets new events with almost every tick: looked at now and then.
-        of = (len(self._scan.events), position.last_tick // 16)
+        of = (*self._scan.version, position.last_tick // 16)
         if of != self._marks_of:
             self._marks_of = of
             length = max(position.last_s - position.first_s, 1e-9)

@@ -89,8 +89,37 @@ def test_a_scan_tells_when_each_finding_began(session: tuple[Path, list[Snapshot
         pass
     assert scan.tick == 120
     assert [event.tick for event, _ in scan.events] == list(range(3, 121, 3))
+    assert scan.share == 1.0
     event, severity = scan.events[0]
     assert (event.kind, severity) == ("finding", "warning")
     assert event.time_s == pytest.approx(live[2].time_s)
     assert event.text == "warning leak.x: It leaks."
+    scan.close()
+
+
+def test_a_long_file_is_looked_over_first(session: tuple[Path, list[Snapshot]]) -> None:
+    path, _ = session
+    scan = Scan(path, Counting, rough_ticks=40)
+    assert scan.looking_over
+    for _ in range(20):
+        assert scan.step()
+    assert 0.4 < scan.share < 0.6
+    while scan.looking_over:
+        assert scan.step()
+    assert scan.share == 1.0
+    assert scan.tick < 1
+    # Every third judged tick begins one, and every third tick was judged.
+    rough = [event.tick for event, _ in scan.events]
+    assert rough == list(range(7, 121, 9))
+    before = scan.version
+    for _ in range(12):
+        assert scan.step()
+    assert scan.version != before
+    assert [event.tick for event, _ in scan.events] == [
+        *range(3, 13, 3),
+        *(tick for tick in rough if tick > 12),
+    ]
+    while scan.step():
+        pass
+    assert [event.tick for event, _ in scan.events] == list(range(3, 121, 3))
     scan.close()
