@@ -24,6 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from kvtop.model.snapshot import Snapshot  # noqa: E402
+from kvtop.session.chosen import Chooser  # noqa: E402
 from kvtop.session.reader import SessionReader  # noqa: E402
 from kvtop.session.recorder import Recorder  # noqa: E402
 from kvtop.session.writer import SessionWriter  # noqa: E402
@@ -38,19 +39,24 @@ def shifted(snapshot: Snapshot, seconds: float) -> Snapshot:
 
 
 def short_file(churn: Churn, ticks: int, path: Path) -> list[Snapshot]:
-    """Record some minutes; prints size and CPU. Returns what was recorded."""
+    """Record some minutes, block tables as well; prints size and CPU. Returns what was recorded."""
     for _ in range(120):
         churn.tick()
     writer = SessionWriter(path, 1.0)
     kept: list[Snapshot] = []
     cpu = wall = 0.0
     sizes = []
+    chooser = Chooser()
+    tables = 0
     allocated = churn.count["allocated"]
     for _ in range(ticks):
         snapshot = churn.tick()
         kept.append(snapshot)
         at, started = time.thread_time(), time.perf_counter()
         writer.write(snapshot)
+        for engine, name in chooser.wanted(snapshot):
+            writer.detail(engine.pid, churn.detail(name))
+            tables += 1
         cpu += time.thread_time() - at
         wall += time.perf_counter() - started
         sizes.append(writer.size_bytes)
@@ -59,6 +65,7 @@ def short_file(churn: Churn, ticks: int, path: Path) -> list[Snapshot]:
     hour = (sizes[-1] - sizes[0]) / (ticks - 1) * 3600
     print(f"churn: {moved:.0f} blocks allocated a second, {len(churn.jobs)} requests")
     print(f"size: {hour / 1e6:.2f} MB an hour ({path.stat().st_size:,} bytes for {ticks} s)")
+    print(f"block tables: {tables / ticks * 3600:.0f} an hour")
     print(f"recorder CPU: {100 * cpu / ticks:.2f} % of a core ({1e3 * cpu / ticks:.2f} ms a tick)")
     print(f"recorder wall time: {1e3 * wall / ticks:.2f} ms a tick, the disk included")
     return kept

@@ -14,6 +14,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from kvtop.model.blocks import BlockState, count_states
+from kvtop.model.detail import Detail
 from kvtop.model.snapshot import (
     Counters,
     Engine,
@@ -167,6 +168,24 @@ class Churn:
         while len(self.jobs) < self.want:
             self._admit()
         return self.snapshot()
+
+    def detail(self, name: str) -> Detail:
+        """The block table of a request, as the probe answers it."""
+        job = next(job for job in self.jobs if job.id == name)
+        shared = {
+            block: tuple(
+                other.id for other in self.jobs if other is not job and block in other.blocks[:4]
+            )
+            for block in job.blocks[:4]
+            if self.refs[block] > 1
+        }
+        return Detail(
+            name,
+            step=self.step,
+            tables=((0, BLOCK, tuple(job.blocks)),),
+            refs=(tuple(self.refs[block] for block in job.blocks),),
+            shared_with=shared,
+        )
 
     def columns(self) -> tuple[bytes, bytes]:
         """States and refs as byte columns."""
