@@ -22,25 +22,17 @@ _LOOK_S = 0.05
 Effect = TypeVar("Effect")
 
 
-class NoEffectError(AttachError):
-    """The code was started, and what it is to do was not seen within the deadline.
-
-    Args:
-        pid: The process.
-        backend: The way in which it was started.
-        begun: Whether it is known to have begun.
-    """
-
-    def __init__(self, pid: int, backend: Backend, *, begun: bool) -> None:
-        if begun:
-            what = f"process {pid} was given the code and has done nothing in {DEADLINE_S:g} s"
-            remedy = "it may be too busy or stuck; try again"
-        else:
-            what = f"the main thread of process {pid} has run no Python in {DEADLINE_S:g} s"
-            remedy = "an engine without work takes the code at its next request: send it one"
-        super().__init__(what, remedy)
-        self.backend = backend
-        self.begun = begun
+def _no_effect(pid: int, *, begun: bool) -> AttachError:
+    """The failure where the code was started, and nothing was seen of it within the deadline."""
+    if begun:
+        return AttachError(
+            f"process {pid} was given the code and has done nothing in {DEADLINE_S:g} s",
+            "it may be stuck, or too busy to answer; try again",
+        )
+    return AttachError(
+        f"the main thread of process {pid} has run no Python in {DEADLINE_S:g} s",
+        "an engine without work takes the code at its next request: send it one",
+    )
 
 
 class Delivery(Generic[Effect]):
@@ -85,13 +77,13 @@ class Delivery(Generic[Effect]):
                 failure = error
                 continue
             last = at + 1 == len(usable)
-            effect = self._await(backend, waiting, last=last)
+            effect = self._await(waiting, last=last)
             if effect is not None:
                 return effect, backend.name
         assert failure is not None  # noqa: S101 - the last way gives an effect or raises
         raise failure
 
-    def _await(self, backend: Backend, waiting: Waiting | None, *, last: bool) -> Effect | None:
+    def _await(self, waiting: Waiting | None, *, last: bool) -> Effect | None:
         """What the code has done; None: it has not begun, and the next way is to be tried.
 
         Raises:
@@ -116,7 +108,7 @@ class Delivery(Generic[Effect]):
         begun = waiting is None or waiting.begun()
         if waiting is not None and not begun:
             waiting.withdraw()
-        raise NoEffectError(pid, backend, begun=begun)
+        raise _no_effect(pid, begun=begun)
 
 
 def injectee(process: FoundProcess, proc: Proc | None = None) -> Injectee:

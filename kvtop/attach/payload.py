@@ -18,6 +18,8 @@ from kvtop import __version__
 
 NOTE_PREFIX = "attach-"
 """Name of the note beside the probe sockets: this, the process's own pid, and `.txt`."""
+NOTHING_FOUND = "it is still starting, or has no part of an engine: there is nothing to watch yet"
+"""The note where the probe has found nothing in time."""
 
 _COMMON = """
 import os, sys
@@ -77,8 +79,10 @@ def load():
         sys.meta_path.remove(finder)
 
 def main():
-    import importlib
+    import importlib, time
 
+    if time.time() > expires_s:
+        return None  # A process that was stuck: nobody waits for this any more.
     vllm = sys.modules.get("vllm")
     if vllm is None and not any_process:
         return note("it is not a vLLM process: no module of that name is loaded")
@@ -86,13 +90,13 @@ def main():
         old = getattr(vllm, "__version__", "of unknown version")
         return note("vLLM %s has no V1 engine in this process" % old)
     control = sys.modules.get("kvtop.probe.control")
-    if getattr(control, "__kvtop_digest__", None) != digest:
-        running = control.status() if control is not None else None
-        if running is not None and running.get("state") != "stopped":
-            if running.get("kvtop") == kvtop_version and not replace:
-                return None  # It runs, or still looks for what it is to watch.
-            if not replace:
-                return note("a probe of version %s is in it already" % running.get("kvtop"))
+    running = control.status() if control is not None else None
+    if running is not None and running.get("state") == "stopped":
+        running = None
+    if running is not None and running.get("kvtop") != kvtop_version and not replace:
+        return note("a probe of version %s is in it already" % running.get("kvtop"))
+    if getattr(control, "__kvtop_digest__", None) != digest and (running is None or replace):
+        if running is not None:
             control.stop()
         for name in [n for n in sys.modules if n.split(".")[:2] == ["kvtop", "probe"]]:
             del sys.modules[name]
@@ -100,9 +104,14 @@ def main():
         control = sys.modules["kvtop.probe.control"]
     control.start(loaded_by="attach")
     probe = control.current()
-    if probe is not None and probe.ready.wait(10.0) and probe.state == "stopped":
-        if probe.reason:
-            note(probe.reason)
+    if probe is None:
+        return None
+    if not probe.ready.wait(give_up_s):
+        if probe.loaded_by == "attach":
+            control.stop()
+        return note(nothing)
+    if probe.state == "stopped" and probe.reason:
+        note(probe.reason)
 """
 )
 
@@ -113,9 +122,6 @@ def main():
     control = sys.modules.get("kvtop.probe.control")
     if control is None:
         return note("there is no probe in it")
-    running = control.status()
-    if only_attached and (running is None or running.get("loaded_by") != "attach"):
-        return None
     if control.stop().get("state") != "stopped":
         note("the probe did not stop")
 """
@@ -163,7 +169,13 @@ def digest_of(sources: dict[str, tuple[bool, str]]) -> str:
     return hashlib.sha256(json.dumps(sources, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def attach_code(*, replace: bool = False, any_process: bool = False) -> str:
+def attach_code(
+    *,
+    replace: bool = False,
+    any_process: bool = False,
+    give_up_s: float = 25.0,
+    expires_s: float = float("inf"),
+) -> str:
     """Source text that starts the probe in the process that runs it.
 
     Running it where the same probe runs already does nothing.
@@ -171,33 +183,33 @@ def attach_code(*, replace: bool = False, any_process: bool = False) -> str:
     Args:
         replace: Take out a running probe of another version first.
         any_process: Do not ask for vLLM's modules; for tests and simulated engines.
+        give_up_s: A probe that finds nothing to watch in that time is taken out again.
+        expires_s: Unix time after which it does nothing.
     """
-    return _attach_code(replace, any_process)
+    options = {
+        "kvtop_version": __version__,
+        "replace": replace,
+        "any_process": any_process,
+        "give_up_s": give_up_s,
+        "nothing": NOTHING_FOUND,
+    }
+    head = "".join(f"{name} = {value!r}\n" for name, value in options.items())
+    return boot(f"{_sources()}{head}expires_s = float({str(expires_s)!r})\n{_ATTACH}{_RUN}")
 
 
-@lru_cache(maxsize=4)
-def _attach_code(replace: bool, any_process: bool) -> str:
+@lru_cache(maxsize=1)
+def _sources() -> str:
     sources = probe_sources()
-    head = (
-        f"sources = {sources!r}\n"
-        f"digest = {digest_of(sources)!r}\n"
-        f"kvtop_version = {__version__!r}\n"
-        f"replace = {replace!r}\n"
-        f"any_process = {any_process!r}\n"
-    )
-    return boot(head + _ATTACH + _RUN)
+    return f"sources = {sources!r}\ndigest = {digest_of(sources)!r}\n"
 
 
-def detach_code(*, only_attached: bool = False) -> str:
+def detach_code() -> str:
     """Source text that takes the probe out of the process that runs it.
 
     The modules stay, unused: a second attach of the same probe uses them again, so that
     attaching and detaching many times leaves nothing behind each time.
-
-    Args:
-        only_attached: Leave one that vLLM has loaded itself.
     """
-    return boot(f"only_attached = {only_attached!r}\n" + _DETACH + _RUN)
+    return boot(_DETACH + _RUN)
 
 
 def boot(text: str) -> str:

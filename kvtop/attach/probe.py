@@ -6,17 +6,15 @@ import os
 import stat
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from kvtop import __version__
+from kvtop.attach import deliver
 from kvtop.attach.ability import AttachError, Backend
 from kvtop.attach.deliver import (
-    DEADLINE_S,
     WAKE_S,
     Delivery,
-    NoEffectError,
     abilities,
     able,
     injectee,
@@ -27,7 +25,7 @@ from kvtop.attach.hello import Hello, ask
 from kvtop.attach.native import NativeBackend
 from kvtop.attach.outside import visible
 from kvtop.attach.paths import kvtop_dir_of, list_sockets, probe_folders
-from kvtop.attach.payload import NOTE_PREFIX, attach_code, detach_code
+from kvtop.attach.payload import NOTE_PREFIX, NOTHING_FOUND, attach_code, detach_code
 from kvtop.attach.procfs import Proc
 from kvtop.attach.remote import RemoteExecBackend
 from kvtop.attach.servers import FoundProcess
@@ -104,12 +102,16 @@ def attach(
         )
     _check_folder(process)
     started = time.monotonic()
-    code = attach_code(replace=replace, any_process=any_process)
+    # It gives up by itself, and does not begin later than that, before it is given up here.
+    give_up_s = deliver.DEADLINE_S * 0.8
+    code = attach_code(
+        replace=replace,
+        any_process=any_process,
+        give_up_s=give_up_s,
+        expires_s=time.time() + give_up_s,
+    )
     delivery = Delivery(process, code, lambda: _hello(process), lambda: _failure(process))
-    try:
-        hello, way = delivery.run(backends() if among is None else among)
-    except NoEffectError as error:
-        raise _without_answer(process, error) from error
+    hello, way = delivery.run(backends() if among is None else among)
     took = time.monotonic() - started
     if hello.loaded_by != "attach":
         return Outcome(process.pid, role, False, f"a probe came up by itself ({hello.loaded_by})")
@@ -139,19 +141,6 @@ def detach(process: FoundProcess, role: str, *, among: Sequence[Backend] | None 
     delivery = Delivery(process, detach_code(), gone, lambda: _failure(process))
     _, way = delivery.run(backends() if among is None else among)
     return Outcome(process.pid, role, True, f"probe taken out with {way}")
-
-
-def _without_answer(process: FoundProcess, error: NoEffectError) -> AttachError:
-    """The failure where no probe has come up; one that still looks for its part is taken out."""
-    if not error.begun:
-        return error
-    with suppress(AttachError):
-        error.backend.run(injectee(process), detach_code(only_attached=True))
-    return AttachError(
-        f"the probe has found nothing to watch in process {process.pid} within {DEADLINE_S:g} s "
-        "and was taken out again",
-        "it may still be starting, have no part of an engine, or be stuck",
-    )
 
 
 def folders_of(process: FoundProcess) -> list[Path]:
@@ -193,6 +182,8 @@ def _check_folder(process: FoundProcess) -> None:
 
 def _code_of(process: FoundProcess, note: str) -> ExitCode:
     """Exit code for what the target wrote: a directory that it cannot use is a refusal."""
+    if note == NOTHING_FOUND:
+        return ExitCode.UNREACHABLE
     folder = kvtop_dir_of(Proc(), process.pid) or "/tmp/kvtop-"  # noqa: S108 - only compared
     return ExitCode.DENIED if visible(folder, _MAX_NOTE) in note else ExitCode.BAD_DATA
 

@@ -1,5 +1,6 @@
 """A process with something in it that the probe takes for an engine core. Imports no kvtop."""
 
+import ctypes
 import signal
 import sys
 import threading
@@ -74,13 +75,18 @@ class EngineCore:
         self.scheduler = Scheduler()
 
     def run_busy_loop(self, mode):
+        signal.signal(signal.SIGUSR1, lambda *_: None)
         print("up", flush=True)
         if mode == "idle":
             threading.Event().wait()
         if mode == "pause":
             # Waits in C until a signal comes, and then goes on stepping.
-            signal.signal(signal.SIGUSR1, lambda *_: None)
             signal.pause()
+            mode = "steps"
+        if mode == "stuck":
+            # A C function that waits without giving the GIL away, until a signal comes.
+            ctypes.PyDLL(None).poll(None, 0, -1)
+            print("on", flush=True)
             mode = "steps"
         while mode == "steps":
             self.scheduler.schedule()

@@ -393,12 +393,30 @@ class TestRemoteExec:
 def test_a_probe_that_finds_nothing_is_taken_out_again(
     make_target: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(deliver, "DEADLINE_S", 1.0)
-    monkeypatch.setattr(probe, "DEADLINE_S", 1.0)
+    monkeypatch.setattr(deliver, "DEADLINE_S", 5.0)
     target = make_target(sys.executable, "nothing")
     threads = target.threads()
-    with pytest.raises(AttachError, match="found nothing to watch") as caught:
+    with pytest.raises(AttachError, match="nothing to watch") as caught:
         probe.attach(target.process(), "engine", among=way("ptrace"), any_process=True)
     assert caught.value.code is ExitCode.UNREACHABLE
     target.settle(threads, target.descriptors())
     assert target.threads() == threads
+
+
+@pytest.mark.usefixtures("may_trace")
+def test_code_that_begins_too_late_does_nothing(
+    make_target: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in an engine that is stuck while it holds the GIL, and goes on later."""
+    monkeypatch.setattr(deliver, "DEADLINE_S", 2.0)
+    target = make_target(sys.executable, "stuck")
+    with pytest.raises(AttachError, match="has done nothing in 2 s"):
+        probe.attach(target.process(), "engine", among=way("ptrace"), any_process=True)
+    os.kill(target.pid, signal.SIGUSR1)
+    # Where it stood still before, a method of its engine runs now.
+    assert target.child.stdout.readline() == "on\n"
+    target.settle(1, target.descriptors())
+    assert target.threads() == 1
+    assert not found(target).probe_socket
+    done = probe.attach(target.process(), "engine", among=way("ptrace"), any_process=True)
+    assert done.changed
