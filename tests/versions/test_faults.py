@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.versions.test_versions import INSTALLED, drive, model, python  # noqa: F401
+from tests.versions.conftest import INSTALLED
 
 pytestmark = pytest.mark.vllm
 
@@ -36,9 +36,9 @@ NEEDED = {
 """Without one of these no cut can be taken."""
 
 
-@pytest.fixture(scope="module")
-def result(python, model) -> Any:  # noqa: F811
-    return drive("faults.py", python, model, INSTALLED)
+@pytest.fixture
+def result(driven) -> Any:
+    return driven(INSTALLED, "faults.py")
 
 
 def test_every_scenario_ran_and_every_cut_was_true(result):
