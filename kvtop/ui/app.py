@@ -455,8 +455,10 @@ class KvtopApp(App[int], inherit_bindings=False):
         if open_now is None or open_now.request_id != request_id or self.view.paused:
             return
         self.desk.detail(engine.pid, detail)
-        if detail.error and open_now.tables and not self._is_known(request_id):
-            # Its last table stays on screen, which says that the request is gone.
+        live = self._deck is None
+        if live and detail.error and open_now.tables and not self._is_known(request_id):
+            # Its last table stays on screen, which says that the request is gone. A replay
+            # may have gone back to before there was one.
             detail = open_now
             lit: frozenset[int] = frozenset()
         else:
