@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
@@ -18,6 +19,8 @@ from kvtop.session.writer import SessionWriter
 
 QUEUE = 16
 """Snapshots that may wait for the disk; more are dropped and counted."""
+CAPTURES = 4
+"""Captured stacks that may wait."""
 TRIM_EVERY = 15
 """Ticks between two clean-ups of a ring."""
 
@@ -87,6 +90,7 @@ class Recorder:
         self._parts: list[Path] = []
         self._earlier_ticks = 0
         self._tasks: queue.Queue[Callable[[], None] | None] = queue.Queue(QUEUE)
+        self._captures: deque[StackCapture] = deque()
         self._lock = threading.Lock()
         self._status = RecorderStatus(path, "stopped")
         self._writer: SessionWriter | None = None
@@ -143,15 +147,23 @@ class Recorder:
         return self._put(task)
 
     def capture(self, capture: StackCapture) -> bool:
-        """Keep captured stacks, for the replay; False when they were dropped."""
+        """Keep captured stacks, for the replay; False when they were dropped.
 
-        def task() -> None:
-            if self._writer is not None:
-                # Replacing names in thousands of stacks takes its time: not the caller's.
-                hide = self._anonymizer
-                self._writer.capture(hide.capture(capture) if hide else capture)
+        Half a minute of sampling is not lost to a queue that is full for a moment: it waits
+        beside it.
+        """
+        if self._status.state != "recording" or len(self._captures) >= CAPTURES:
+            return False
+        self._captures.append(capture)
+        self._put(self._write_captures)
+        return True
 
-        return self._put(task)
+    def _write_captures(self) -> None:
+        while self._captures and self._writer is not None:
+            capture = self._captures.popleft()
+            # Replacing names in thousands of stacks takes its time: not the caller's.
+            hide = self._anonymizer
+            self._writer.capture(hide.capture(capture) if hide else capture)
 
     def dump(self, path: Path, reason: str, timeout_s: float = 5.0) -> str:
         """Write what is recorded so far out as a closed file of its own.
@@ -268,6 +280,7 @@ class Recorder:
             self._set(size_bytes=writer.size_bytes)
 
     def _finish(self, state: str, reason: str, shown: str) -> None:
+        self._write_captures()
         writer, self._writer = self._writer, None
         if writer is not None:
             writer.close(reason)
@@ -280,6 +293,7 @@ class Recorder:
         if self._anonymizer is not None:
             snapshot = self._anonymizer.snapshot(snapshot)
         writer.write(snapshot)
+        self._write_captures()
         if self._keep_s is not None and writer.ticks % TRIM_EVERY == 0:
             writer.trim(snapshot.time_s - self._keep_s)
         self._set(ticks=self._earlier_ticks + writer.ticks, size_bytes=writer.size_bytes)

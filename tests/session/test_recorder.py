@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from kvtop.errors import UsageError
+from kvtop.model.capture import StackCapture
 from kvtop.model.detail import Detail
 from kvtop.model.snapshot import Snapshot
 from kvtop.session import recorder as recorder_module
@@ -149,3 +150,21 @@ def test_a_dump_is_a_session_of_its_own(tmp_path: Path) -> None:
         assert reader.info.closed_reason == "a reason"
     with SessionReader(tmp_path / "a.kvtop") as reader:
         assert reader.last_tick == 11
+
+
+def test_stacks_are_not_lost_to_a_full_queue(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path / "a.kvtop")
+    recorder.start()
+    churn = small()
+    offer(recorder, churn.tick())
+    going_on = threading.Event()
+    recorder._put(going_on.wait)
+    while recorder.offer(churn.tick()):
+        pass
+    stacks = StackCapture(1.0, 20, folded="main (a.py:1) 3\n")
+    assert [recorder.capture(stacks) for _ in range(6)] == [True] * 4 + [False] * 2
+    going_on.set()
+    assert recorder.stop(timeout_s=20).state == "stopped"
+    assert not recorder.capture(stacks)
+    with SessionReader(tmp_path / "a.kvtop") as reader:
+        assert [reader.stacks_of(one).folded for one in reader.captures()] == [stacks.folded] * 4

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +12,10 @@ import pytest
 from fake_feed import FakeEngine
 
 from kvtop.draw.view import View
+from kvtop.errors import KvtopError
+from kvtop.flame.capture import Capture, Plan
+from kvtop.flame.folded import parse
+from kvtop.flame.record import failed, recorded
 from kvtop.model.snapshot import Finding, Snapshot
 from kvtop.session.reader import SessionReader
 from kvtop.session.replay import Replay
@@ -175,3 +181,53 @@ async def test_the_screen_plays_a_session(path: Path) -> None:
             await pilot.press("space")
             await until("END")
         assert app.fault is None
+
+
+def captured(path: Path, *at: int) -> Path:
+    """A session with stacks that ended at these ticks, and one capture without any at 50."""
+    engine = FakeEngine(blocks=256, requests=4)
+    writer = SessionWriter(path, 1.0)
+    for tick in range(1, TICKS + 1):
+        engine.step(1.0)
+        writer.write(engine.snapshot())
+        if tick in at:
+            plan = Plan(20, 4, 50)
+            one = Capture(plan, parse(f"main (a.py:1);at_{tick} (b.py:2) {tick}"), 1.0, 4, tick, 0)
+            writer.capture(recorded(one))
+        if tick == 50:
+            writer.capture(failed(Plan(20), 1.0, KvtopError("no rights")))
+    writer.close()
+    return path
+
+
+async def test_stacks_are_those_of_the_moment_shown(tmp_path: Path) -> None:
+    with SessionReader(captured(tmp_path / "b.kvtop", 10, 30, 40)) as reader:
+        deck = Deck(Replay(reader, SystemClock(), playing=False), Late)
+        try:
+            seen = []
+            for tick in (9, 10, 29, 30, 45, 60):
+                deck._replay.seek(tick)
+                assert await shown(deck) == tick
+                found = deck.stacks()
+                new, old = found or (None, None)
+                seen.append((new.total if new else 0, old.total if old else 0))
+            assert seen == [(0, 0), (10, 0), (10, 0), (30, 10), (40, 30), (40, 30)]
+        finally:
+            deck.close()
+
+
+async def test_a_damaged_capture_hides_none_of_the_others(tmp_path: Path) -> None:
+    path = captured(tmp_path / "b.kvtop", 10, 30)
+    with contextlib.closing(sqlite3.connect(path)) as db:
+        db.execute("UPDATE flame_capture SET folded = x'00' WHERE tick = 30")
+        db.commit()
+    with SessionReader(path) as reader:
+        deck = Deck(Replay(reader, SystemClock(), playing=False), Late)
+        try:
+            deck._replay.seek(60)
+            await shown(deck)
+            found = deck.stacks()
+            assert found is not None
+            assert (found[0].total, found[1]) == (10, None)
+        finally:
+            deck.close()

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from pathlib import Path
 
 import pytest
 from fake_feed import START_S, FakeEngine
 
-from kvtop.model.snapshot import Finding
+from kvtop.model.capture import StackCapture
+from kvtop.model.detail import Detail
+from kvtop.model.snapshot import Engine, Finding
 from kvtop.session.blackbox import BlackBox
 from kvtop.session.reader import SessionReader
 from kvtop.ui.desk import NO_BLACKBOX, NOT_RECORDING, Desk
@@ -141,3 +144,57 @@ def test_a_judge_that_fails_is_told_once_and_the_rest_goes_on(tmp_path: Path) ->
     desk.take(snapshot)
     assert desk.messages() == []
     assert desk.findings == ()
+
+
+async def test_stacks_and_the_tables_that_matter_are_recorded(tmp_path: Path) -> None:
+    desk, engine = Desk(folder=tmp_path), FakeEngine()
+    asked: list[str] = []
+
+    async def ask(_engine: Engine, name: str) -> Detail:
+        asked.append(name)
+        return engine.detail(name)
+
+    desk.take(engine.snapshot())
+    assert desk.tables_due() == []
+    stacks = StackCapture(engine.time, 20, (20,), 4.0, 50, folded="main (a.py:1) 7\n", samples=7)
+    desk.capture(stacks)
+    await desk.toggle(engine.time, 1.0)
+    rounds = 0
+    for number in range(1, 71):
+        engine.step(1.0)
+        snapshot = desk.take(engine.snapshot())
+        recorder = desk._recorder
+        while recorder is not None and recorder.status.ticks < number:
+            await asyncio.sleep(0.001)
+        if due := desk.tables_due():
+            rounds += 1
+            await desk.keep_tables(due, ask)
+    desk.capture(stacks)
+    await desk.toggle(engine.time, 1.0)
+    assert rounds == 3
+    largest = max(snapshot.engines[0].requests or (), key=lambda request: request.blocks or 0)
+    (path,) = sessions(tmp_path)
+    with SessionReader(path) as reader:
+        (kept,) = reader.captures()
+        assert reader.stacks_of(kept).folded == stacks.folded
+        assert {detail.request_id for _, detail in reader.details(0, 100)} == set(asked)
+        # The newest round is ten seconds old.
+        found = reader.detail(snapshot.engines[0].pid, largest.id, reader.last_tick)
+        assert found.error == "" or "twice a minute" in found.error
+
+
+async def test_the_black_box_writes_again_when_a_findings_stacks_are_there(tmp_path: Path) -> None:
+    blackbox = BlackBox(tmp_path, 600)
+    blackbox.start()
+    desk, engine = Desk(blackbox=blackbox, folder=tmp_path), FakeEngine()
+    desk.take(engine.snapshot())
+    desk.capture(StackCapture(1.0, 20, folded="a (a.py:1) 3\n"))
+    desk.capture(StackCapture(2.0, 20, why="health.stalled", folded="b (a.py:1) 3\n"))
+    desk.close(5.0)
+    (path,) = tmp_path.glob("kvtop-blackbox-*.kvtop")
+    assert "stacks-for-health-stalled" in path.name
+    with SessionReader(path) as reader:
+        assert [reader.stacks_of(one).folded for one in reader.captures()] == [
+            "a (a.py:1) 3\n",
+            "b (a.py:1) 3\n",
+        ]
