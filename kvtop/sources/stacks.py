@@ -22,12 +22,10 @@ from kvtop.sources.stacks_spy import GoneError, TransientError, dump, find_py_sp
 WINDOW_S = 60.0
 """Age at which samples are dropped."""
 RATE_HZ = 2
-"""Samples a second of each process."""
+"""Samples a second of a process that is looked at alone; of several, half as many of each."""
 SLICES_S = (2, 4, 8, 10)
 """Lengths of the runs of py-spy, the last one again and again: short at first, since what a run
 has seen is known at its end."""
-FEW = 3
-"""Processes up to which all are sampled like that; more are sampled half as often."""
 MAX_TARGETS = 8
 """Most processes sampled at a time; engines before workers before API servers."""
 DUMP_DEADLINE_S = 1.5
@@ -229,7 +227,7 @@ class StacksSource:
             number: Runs of that process so far.
         """
         seconds = self.slices_s[min(number, len(self.slices_s) - 1)]
-        return seconds, RATE_HZ if len(self._followers) <= FEW else max(RATE_HZ // 2, 1)
+        return seconds, RATE_HZ if len(self._followers) <= 1 else RATE_HZ // 2
 
     def py_spy(self) -> str:
         """Path of py-spy.

@@ -5,7 +5,9 @@ Prints figures, asserts nothing. Run:
 
 The target is a Python loop that counts its own rounds; how many it makes a second while it
 is looked at, against how many it makes alone just before and after, is what sampling costs
-it. The peers are `py-spy record` and `py-spy top`, same target, same rate.
+it. Time in which the kernel gave the CPU to others is taken out (`schedstat`), so that a busy
+machine does not count as a cost; time in which it was stopped is not. The peers are
+`py-spy record` and `py-spy top`, same target, same rate.
 """
 
 from __future__ import annotations
@@ -41,17 +43,25 @@ def inner(n):
     total = 0
     for x in range(n): total += x * x
     return total
+def waited():
+    try:
+        return int(open('/proc/thread-self/schedstat').read().split()[1]) / 1e9
+    except OSError:
+        return 0.0
 def work():
-    rounds = 0
-    end = time.time() + 0.25
+    rounds, begin, before = 0, time.monotonic(), waited()
     while True:
         inner(300); rounds += 1
-        if time.time() > end:
-            print(rounds, flush=True); rounds = 0; end = time.time() + 0.25
+        now = time.monotonic()
+        if now > begin + 0.25:
+            after = waited()
+            print(rounds, now - begin - (after - before), flush=True)
+            rounds, begin, before = 0, now, after
 for _ in range(int(sys.argv[1])):
     threading.Thread(target=threading.Event().wait, daemon=True).start()
 work()
 """
+"""Counts its rounds, and the time they took less the time it was ready and had no CPU."""
 
 
 def stacks(lines: int) -> str:
@@ -116,22 +126,23 @@ class Target:
         self.process = subprocess.Popen(
             [sys.executable, "-c", TARGET, str(threads)], stdout=subprocess.PIPE, text=True
         )
-        self.rounds: list[tuple[float, int]] = []
+        self.rounds: list[tuple[int, float]] = []
         threading.Thread(target=self._read, daemon=True).start()
 
     def _read(self) -> None:
         assert self.process.stdout is not None
         for line in self.process.stdout:
-            self.rounds.append((time.monotonic(), int(line)))
+            number, seconds = line.split()
+            self.rounds.append((int(number), float(seconds)))
 
     def rate(self, seconds: float) -> float:
-        """Rounds a second over some seconds; a time in which it stood still counts too."""
-        while not self.rounds:
-            time.sleep(0.05)
-        first = len(self.rounds) - 1
+        """Rounds a second; time in which it was stopped counts, time without a CPU does not."""
+        first = len(self.rounds) + 1
         time.sleep(seconds)
+        while len(self.rounds) <= first:
+            time.sleep(0.05)
         new = self.rounds[first:]
-        return sum(count for _, count in new[1:]) / (new[-1][0] - new[0][0] or seconds)
+        return sum(number for number, _ in new) / sum(seconds for _, seconds in new)
 
 
 @contextlib.contextmanager
