@@ -18,6 +18,7 @@ from kvtop.model.snapshot import Stacks
 from kvtop.sources import stacks as module
 from kvtop.sources.base import SourceError
 from kvtop.sources.stacks import StacksSource
+from kvtop.sources.stacks_child import OUTPUT, run
 from kvtop.sources.stacks_parse import (
     Call,
     Slice,
@@ -501,3 +502,20 @@ async def test_the_target_runs_on_when_py_spy_is_killed(
     assert text[0] in "RS"
     status = Path(f"/proc/{busy_child.pid}/status").read_text()
     assert "TracerPid:\t0" in status
+
+
+async def test_a_child_tells_what_it_has_cost_and_written() -> None:
+    code = "import sys; sum(range(3_000_000)); open(sys.argv[1], 'w').write('x'); print('said')"
+    ended = await run([sys.executable, "-c", code, OUTPUT], 60.0)
+    assert (ended.code, ended.written, ended.said) == (0, b"x", "said\n")
+    assert 0.01 < ended.cpu_s < 30.0
+    plain = await run(["sh", "-c", "echo out; echo err >&2; exit 3"], 60.0)
+    assert (plain.code, plain.written, plain.said) == (3, b"out\n", "err\n")
+    late = await run(["sleep", "60"], 0.05)
+    assert late.timed_out
+    assert late.code == -9
+    with pytest.raises(FileNotFoundError):
+        await run(["/nowhere/py-spy"], 1.0)
+    files = os.listdir("/proc/self/fd")
+    await run(["true"], 60.0)
+    assert len(os.listdir("/proc/self/fd")) == len(files)
