@@ -72,6 +72,7 @@ class Beside:
         self._chooser = Chooser()
         self._tables: asyncio.Task[None] | None = None
         self._taking: asyncio.Task[None] | None = None
+        self._recording: Recording | None = None
 
     def take(self, snapshot: Snapshot, findings: tuple[Finding, ...]) -> None:
         """Look at the next snapshot; returns at once."""
@@ -100,7 +101,8 @@ class Beside:
         began = time.time()
         self._say(f"{why}: taking stacks of process {pid} for {plan.seconds:g} s")
         try:
-            capture = await Recording(plan).run()
+            self._recording = Recording(plan)
+            capture = await self._recording.run()
             kept = await asyncio.to_thread(recorded, capture, why)
             self._say("; ".join([f"recorded {kept.samples} stacks for {why}", *capture.warnings]))
         except KvtopError as error:
@@ -110,7 +112,13 @@ class Beside:
             sink.capture(kept)
 
     async def close(self) -> None:
-        """End what runs; py-spy is told to end at once, and killed if it does not."""
+        """End what runs; of a capture under way the stacks so far are kept.
+
+        py-spy is told to end at once, and killed if it does not.
+        """
+        if self._taking is not None and not self._taking.done() and self._recording is not None:
+            self._recording.finish()
+            await asyncio.wait({self._taking}, timeout=_END_S)
         tasks = {task for task in (self._tables, self._taking) if task and not task.done()}
         for task in tasks:
             task.cancel()
