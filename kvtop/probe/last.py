@@ -35,7 +35,7 @@ WAIT_S = 2.0
 """Longest that the dying engine is held up; it takes milliseconds."""
 LOCK_S = 0.5
 """Of these, for a cut that the probe's own thread is in."""
-KEPT = 4
+KEPT = 8
 """Files in the directory; older ones are removed."""
 MAX_ROWS = 5_000
 """Requests in a file; those that hold blocks come first."""

@@ -226,12 +226,12 @@ def test_old_files_and_halves_go(probe_dir):
         with open(os.path.join(probe_dir, name), "w", encoding="ascii"):
             pass
 
-    for hour in range(9):
-        put(f"last-{77 - hour}-20250101T0{hour}0000Z.json")
+    for hour in range(12):
+        put(f"last-{77 - hour}-20250101T{hour:02}0000Z.json")
     put("last-5-20250101T000000Z.json.part")
     put("other.json")
     last.prune(probe_dir)
     assert files(probe_dir) == [
-        *(f"last-{77 - hour}-20250101T0{hour}0000Z.json" for hour in (8, 7, 6, 5)),
+        *(f"last-{77 - hour}-20250101T{hour:02}0000Z.json" for hour in range(11, 3, -1)),
         "other.json",
     ]
