@@ -55,8 +55,10 @@ class Deck:
         self._kind = EVENT_KINDS[0]
         self._moved = asyncio.Event()
         self._findings: tuple[Finding, ...] = ()
+        self._event_marks: tuple[Mark, ...] = ()
+        self._events_of = -1
         self._marks: tuple[Mark, ...] = ()
-        self._marks_of = (-1, -1, -1)
+        self._marks_of: tuple[int, int] | None = None
 
     @property
     def history(self) -> History:
@@ -212,19 +214,30 @@ class Deck:
     def _timeline(self, position: Position) -> tuple[Mark, ...]:
         """Marks thinned to what a screen can show; kept until there are new ones."""
         # A growing file gets new events with almost every tick: looked at now and then.
-        of = (*self._scan.version, position.last_tick // 16)
-        if of != self._marks_of:
-            self._marks_of = of
-            length = max(position.last_s - position.first_s, 1e-9)
-            kept: dict[tuple[str, str, int], Mark] = {}
-            for event, severity in self._events():
-                place = int((event.time_s - position.first_s) / length * _MOST_MARKS)
-                mark = Mark(event.time_s, event.kind, severity)
-                kept.setdefault((event.kind, severity, place), mark)
-            self._marks = tuple(kept.values())
+        grown = position.last_tick // 16
+        if grown != self._events_of:
+            self._events_of = grown
+            # Hundreds of thousands in a day; findings come and go while they stay.
+            self._event_marks = _thinned([(e, "") for e in self._replay.events()], position)
+            self._marks_of = None
+        if self._scan.version != self._marks_of:
+            self._marks_of = self._scan.version
+            self._marks = (*self._event_marks, *_thinned(self._scan.events, position))
         return self._marks
 
     def close(self) -> None:
         """Close the files."""
         self._walk.close()
         self._scan.close()
+
+
+def _thinned(events: list[tuple[Event, str]], position: Position) -> tuple[Mark, ...]:
+    """One mark of a kind and severity for each place on the timeline."""
+    length = max(position.last_s - position.first_s, 1e-9)
+    kept: dict[tuple[str, str, int], Mark] = {}
+    for event, severity in events:
+        place = int((event.time_s - position.first_s) / length * _MOST_MARKS)
+        key = (event.kind, severity, place)
+        if key not in kept:
+            kept[key] = Mark(event.time_s, event.kind, severity)
+    return tuple(kept.values())
