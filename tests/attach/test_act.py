@@ -184,8 +184,7 @@ class Http:
                 self.wfile.write(body)
 
             def do_GET(self) -> None:
-                routes = {path: {"post": {}} for path in paths}
-                self._answer(200, json.dumps({"paths": routes}).encode())
+                self._answer(405 if self.path in paths else 404, b"{}")
 
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers.get("content-length") or 0))
