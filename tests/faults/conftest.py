@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,10 +15,17 @@ from tests.vllm.server import Server, make_model, python_or_reason
 
 PLUGIN = Path(__file__).with_name("plugin")
 NAMES = (
-    "lose-free,bump-ref,lose-abort,keep-deferred,wedge,stall,leak-host,leak-tensor"  # all of them
+    "lose-free,lose-many,forget,bump-ref,lose-abort,keep-deferred,wedge,stall,"
+    "leak-host,leak-tensor"  # all but keep-sent, which the connector brings
 )
-LIMITS = apply_overrides({"rss_window_s": 60, "rss_settle_s": 0})
-"""Fast growth in one minute instead of two; all else as users have it."""
+LIMITS = apply_overrides({"rss_window_s": 60, "rss_settle_s": 0, "lease_s": 8, "lease_grace_s": 2})
+"""Fast growth in one minute instead of two, and a short lease; all else as users have it."""
+CONNECTOR = {
+    "kv_connector": "FaultConnector",
+    "kv_connector_module_path": "kvtop_fault_connector",
+    "kv_role": "kv_both",
+}
+"""Does nothing but for the fault `keep-sent`."""
 
 
 @pytest.fixture(scope="session")
@@ -45,7 +53,10 @@ def server(python: str, folder: Path, tmp_path_factory: pytest.TempPathFactory) 
         python,
         make_model(python, tmp_path_factory.mktemp("model")),
         place,
-        ["--num-gpu-blocks-override", "256", "--max-num-seqs", "16"],
+        [
+            *("--num-gpu-blocks-override", "256", "--max-num-seqs", "16"),
+            *("--kv-transfer-config", json.dumps(CONNECTOR)),
+        ],
         {
             "KVTOP_FAULT": NAMES,
             "KVTOP_FAULT_DIR": str(folder),

@@ -30,6 +30,7 @@ class Look:
     mono_s: float
     findings: tuple[Finding, ...]
     snapshot: Snapshot
+    more: Any = None
 
     def rules(self, prefix: str = "") -> set[str]:
         """Rules that hold and are more than information."""
@@ -48,6 +49,8 @@ class Watcher:
     limits: Thresholds
     sockets: Path | None = None
     looks: list[Look] = field(default_factory=list)
+    more: Callable[[Judge], Any] | None = None
+    """Asked after each snapshot, on the judging thread; its answer is `Look.more`."""
     _stop: threading.Event = field(default_factory=threading.Event)
 
     def __enter__(self) -> Watcher:
@@ -65,16 +68,23 @@ class Watcher:
         live = Live(options, Target(socket_dir=self.sockets))
         try:
             async for snapshot in live.snapshots():
-                self.looks.append(Look(time.monotonic(), judge.judge(snapshot), snapshot))
+                findings = judge.judge(snapshot)
+                more = self.more(judge) if self.more is not None else None
+                self.looks.append(Look(time.monotonic(), findings, snapshot, more))
                 if self._stop.is_set():
                     return
         finally:
             await live.close()
 
-    def until(self, what: Callable[[Look], Any], limit_s: float, since: int = 0) -> Look | None:
-        """The first look from number `since` on for which `what` is true, within a time."""
+    def until(
+        self, what: Callable[[Look], Any], limit_s: float, since: int | None = None
+    ) -> Look | None:
+        """The first look from number `since` on for which `what` is true, within a time.
+
+        Without a number: from now on.
+        """
         end = time.monotonic() + limit_s
-        at = since
+        at = len(self.looks) if since is None else since
         while True:
             while at < len(self.looks):
                 if what(self.looks[at]):
@@ -157,20 +167,24 @@ async def stream(
 
 
 @contextlib.contextmanager
-def long_requests(url: str, number: int, max_tokens: int = 3700) -> Any:
+def long_requests(url: str, number: int, max_tokens: int = 3700, prompt: int = 300) -> Any:
     """Long requests whose clients stay until the end of the block, or until the event is set."""
+    rng = random.Random(max_tokens)
     stop = threading.Event()
 
     async def run() -> None:
         body = {
             "model": "tiny",
-            "prompt": "x" * 300,
             "max_tokens": max_tokens,
             "ignore_eos": True,
             "stream": True,
         }
         async with httpx.AsyncClient(timeout=600, trust_env=False) as client:
-            tasks = [asyncio.ensure_future(stream(client, url, body, None)) for _ in range(number)]
+            prompts = ["".join(rng.choices("xyz", k=prompt)) for _ in range(number)]
+            tasks = [
+                asyncio.ensure_future(stream(client, url, body | {"prompt": text}, None))
+                for text in prompts
+            ]
             while not stop.is_set() and not all(task.done() for task in tasks):
                 await asyncio.sleep(0.1)
             for task in tasks:
@@ -184,6 +198,25 @@ def long_requests(url: str, number: int, max_tokens: int = 3700) -> Any:
     finally:
         stop.set()
         thread.join()
+
+
+def many_at_once(url: str, number: int, seed: int) -> None:
+    """Requests with long prompts of their own; returns when all are answered."""
+    rng = random.Random(seed)
+
+    async def run() -> None:
+        async with httpx.AsyncClient(timeout=600, trust_env=False) as client:
+            bodies = [
+                {"model": "tiny", "prompt": "".join(rng.choices("uvwxyz", k=1500))}
+                for _ in range(number)
+            ]
+            more = {"max_tokens": 200, "ignore_eos": True, "stream": True}
+            ends = await asyncio.gather(
+                *(stream(client, url, body | more, None) for body in bodies)
+            )
+            assert ends == ["finished"] * number, ends
+
+    asyncio.run(run())
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,10 @@ broken (block and request ids) is written to `<name>.json` there, so that a test
 exactly that.
 
     lose-free      a free of one block is dropped, three times at most
+    lose-many      every second block of a table is never freed, 150 at most
+    forget         the scheduler forgets two finished requests and leaves their tables
+    keep-sent      a KV connector never says that two finished requests' blocks are sent
+                   (kvtop_fault_connector)
     bump-ref       the ref count of one block of the longest running request is raised
     lose-abort     abort messages are dropped in the engine core
     keep-deferred  the blocks of a finished request wait for a step that never comes, twice
@@ -32,6 +36,8 @@ from typing import Any
 
 NAMES = (
     "lose-free",
+    "lose-many",
+    "forget",
     "bump-ref",
     "lose-abort",
     "keep-deferred",
@@ -108,6 +114,53 @@ def _each_step(before: Callable[[Any], None]) -> None:
 
 def lose_free(switch: Switch) -> None:
     """Withhold one block of a free; it is given back when the switch goes off."""
+
+    def choose(blocks: list[Any], so_far: int) -> list[Any]:
+        # A block with a hash could be hit again and be in a table once more.
+        plain = [b for b in blocks if b.ref_cnt == 1 and b.block_hash is None and not b.is_null]
+        return plain[:1] if so_far < 3 else []
+
+    _withhold(switch, choose)
+
+
+def lose_many(switch: Switch) -> None:
+    """Take half of each table away before it is freed; for prompts that nobody sends again.
+
+    Unlike `lose-free` nobody asks the pool to free these: its accounts stay open.
+    """
+    from vllm.v1.core.single_type_kv_cache_manager import SingleTypeKVCacheManager
+
+    withheld: list[tuple[Any, Any]] = []
+
+    def make(original: Callable[..., Any]) -> Any:
+        def free(self: Any, request_id: str) -> Any:
+            table = self.req_to_blocks.get(request_id)
+            if switch.on and table:
+                own = [b for b in table if b.ref_cnt == 1 and not b.is_null]
+                chosen = own[::2][: max(0, 150 - len(withheld))]
+                taken = {id(block) for block in chosen}
+                self.req_to_blocks[request_id] = [b for b in table if id(b) not in taken]
+                withheld.extend((self.block_pool, block) for block in chosen)
+                switch.blocks += [block.block_id for block in chosen]
+                switch.tell()
+            return original(self, request_id)
+
+        return free
+
+    def undo(_scheduler: Any) -> None:
+        if withheld and not switch.on:
+            for pool, block in withheld:
+                pool.free_blocks([block])
+            withheld.clear()
+            switch.blocks.clear()
+            switch.tell()
+
+    _wrap(SingleTypeKVCacheManager, "free", make)
+    _each_step(undo)
+
+
+def _withhold(switch: Switch, choose: Callable[[list[Any], int], list[Any]]) -> None:
+    """Leave out of each free what `choose` names, given how many are withheld already."""
     from vllm.v1.core.block_pool import BlockPool
 
     withheld: list[tuple[Any, Any]] = []
@@ -116,15 +169,13 @@ def lose_free(switch: Switch) -> None:
     def make(original: Callable[..., Any]) -> Any:
         def free_blocks(self: Any, ordered_blocks: Any) -> Any:
             blocks = list(ordered_blocks)
-            if switch.on and len(withheld) < 3:
-                for block in blocks:
-                    # A block with a hash could be hit again and be in a table once more.
-                    if block.ref_cnt == 1 and block.block_hash is None and not block.is_null:
-                        blocks.remove(block)
-                        withheld.append((self, block))
-                        switch.blocks.append(block.block_id)
-                        switch.tell()
-                        break
+            chosen = choose(blocks, len(withheld)) if switch.on else []
+            if chosen:
+                taken = {id(block) for block in chosen}
+                blocks = [block for block in blocks if id(block) not in taken]
+                withheld.extend((self, block) for block in chosen)
+                switch.blocks += [block.block_id for block in chosen]
+                switch.tell()
             return original(self, blocks)
 
         return free_blocks
@@ -138,6 +189,36 @@ def lose_free(switch: Switch) -> None:
             switch.tell()
 
     _wrap(BlockPool, "free_blocks", make)
+    _each_step(undo)
+
+
+def forget(switch: Switch) -> None:
+    """Forget finished requests, and leave their tables; they go when the switch goes off."""
+    from vllm.v1.core.sched.scheduler import Scheduler
+
+    forgotten: list[Any] = []
+
+    def make(original: Callable[..., Any]) -> Any:
+        def free_blocks(self: Any, request: Any) -> Any:
+            if not switch.on or len(forgotten) >= 2:
+                return original(self, request)
+            del self.requests[request.request_id]
+            forgotten.append(request)
+            switch.requests.append(request.request_id)
+            switch.tell()
+            return None
+
+        return free_blocks
+
+    def undo(scheduler: Any) -> None:
+        if forgotten and not switch.on:
+            for request in forgotten:
+                scheduler.kv_cache_manager.free(request)
+            forgotten.clear()
+            switch.requests.clear()
+            switch.tell()
+
+    _wrap(Scheduler, "_free_blocks", make)
     _each_step(undo)
 
 
@@ -325,6 +406,8 @@ def leak_tensor(switch: Switch) -> None:
 
 PUT: dict[str, Callable[[Switch], None]] = {
     "lose-free": lose_free,
+    "lose-many": lose_many,
+    "forget": forget,
     "bump-ref": bump_ref,
     "lose-abort": lose_abort,
     "keep-deferred": keep_deferred,
