@@ -14,7 +14,7 @@ from kvtop.attach.ability import NO_PTRACE, Ability, AttachError, Injectee
 from kvtop.attach.helper import last_line, run_helper
 from kvtop.errors import ExitCode
 
-DEADLINE_S = 40.0
+DEADLINE_S = 60.0
 """For frida to start, attach, run the code and leave."""
 
 SCRIPT = """
