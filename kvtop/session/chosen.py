@@ -50,13 +50,15 @@ class Chooser:
         now = snapshot.mono_s
         if self._last_s is not None and 0 <= now - self._last_s < EVERY_S and not new:
             return []
-        self._last_s = now
         out: dict[tuple[str, str], Engine] = {}
         for engine in snapshot.engines:
             if engine.probe is None or not engine.alive:
                 continue
             for name in _of_engine(engine, bad)[:MOST]:
                 out[engine_key(engine), name] = engine
+        if out:
+            # As long as nobody holds anything, the first one who does is not waited for.
+            self._last_s = now
         return [(engine, name) for (_, name), engine in out.items()]
 
 

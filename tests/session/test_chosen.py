@@ -70,3 +70,13 @@ def test_nobody_is_asked_without_a_probe_or_a_process() -> None:
     assert Chooser().wanted(dataclasses.replace(shot, engines=())) == []
     none = dataclasses.replace(engine, requests=None)
     assert Chooser().wanted(dataclasses.replace(shot, engines=(none,))) == []
+
+
+def test_the_first_one_who_holds_blocks_is_not_waited_for() -> None:
+    churn, chooser = small(), Chooser()
+    shot = churn.tick()
+    (engine,) = shot.engines
+    empty = dataclasses.replace(engine, requests=())
+    assert chooser.wanted(dataclasses.replace(shot, engines=(empty,))) == []
+    assert chooser.wanted(churn.tick()) != []
+    assert chooser.wanted(churn.tick()) == []
