@@ -2,7 +2,8 @@
 
 All tables of a busy engine would be several times the rest of the file, and each is a
 question to its probe. Kept are those that a post-mortem asks for: of requests that a
-finding names, that hold blocks without running, the largest, and the oldest.
+finding names, that hold blocks without running, the largest, and the oldest; of a small
+engine, all.
 """
 
 from __future__ import annotations
@@ -16,14 +17,18 @@ EVERY_S = 30.0
 """Time between two rounds."""
 MOST = 6
 """Tables of one engine in a round."""
+FEW = 16
+"""Of an engine with so few requests that hold blocks all tables are kept."""
+FEW_BLOCKS = 1_000
+"""So long as they have no more blocks together."""
 _EACH = 2
 """Requests that hold without running, and of each finding."""
 _NAMED = 4
 
 NOT_KEPT = (
     "its block table was not recorded: kept are, twice a minute, those of requests that a finding"
-    " names, that hold blocks without running, the largest and the oldest; and what was open"
-    " on screen"
+    " names, that hold blocks without running, the largest and the oldest (all where 16 or"
+    " fewer hold any); and what was open on screen"
 )
 """Said on replay where there is none."""
 
@@ -54,7 +59,7 @@ class Chooser:
         for engine in snapshot.engines:
             if engine.probe is None or not engine.alive:
                 continue
-            for name in _of_engine(engine, bad)[:MOST]:
+            for name in _of_engine(engine, bad):
                 out[engine_key(engine), name] = engine
         if out:
             # As long as nobody holds anything, the first one who does is not waited for.
@@ -81,7 +86,10 @@ def _of_engine(engine: Engine, findings: list[Finding]) -> list[str]:
     largest = max(holding, key=lambda request: request.blocks or 0)
     oldest = max(holding, key=_age)
     ids = [*named, *(request.id for request in kept[:_EACH]), largest.id, oldest.id]
-    return list(dict.fromkeys(ids))
+    first = list(dict.fromkeys(ids))[:MOST]
+    if len(holding) > FEW or sum(request.blocks or 0 for request in holding) > FEW_BLOCKS:
+        return first
+    return list(dict.fromkeys([*first, *(request.id for request in holding)]))
 
 
 def _age(request: Request) -> float:

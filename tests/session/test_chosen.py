@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from kvtop.model.snapshot import Finding, Phase, Snapshot
-from kvtop.session.chosen import EVERY_S, MOST, Chooser
+from kvtop.session.chosen import EVERY_S, FEW, MOST, Chooser
 from tests.session.common import small
 
 
@@ -24,7 +24,7 @@ def ids(shot: Snapshot) -> list[str]:
 
 
 def test_the_largest_and_the_oldest_twice_a_minute() -> None:
-    churn, chooser = small(), Chooser()
+    churn, chooser = small(blocks=900, requests=24), Chooser()
     for _ in range(20):
         shot = churn.tick()
     rows = shot.engines[0].requests or ()
@@ -37,7 +37,7 @@ def test_the_largest_and_the_oldest_twice_a_minute() -> None:
 
 
 def test_held_and_named_ones_come_first_and_a_new_finding_at_once() -> None:
-    churn, chooser = small(), Chooser()
+    churn, chooser = small(blocks=900, requests=24), Chooser()
     for _ in range(20):
         shot = churn.tick()
     chooser.wanted(shot)
@@ -73,10 +73,21 @@ def test_nobody_is_asked_without_a_probe_or_a_process() -> None:
 
 
 def test_the_first_one_who_holds_blocks_is_not_waited_for() -> None:
-    churn, chooser = small(), Chooser()
+    churn, chooser = small(blocks=900, requests=24), Chooser()
     shot = churn.tick()
     (engine,) = shot.engines
     empty = dataclasses.replace(engine, requests=())
     assert chooser.wanted(dataclasses.replace(shot, engines=(empty,))) == []
     assert chooser.wanted(churn.tick()) != []
     assert chooser.wanted(churn.tick()) == []
+
+
+def test_of_a_small_engine_all_are_kept() -> None:
+    churn = small(requests=FEW)
+    for _ in range(20):
+        shot = churn.tick()
+    holding = {r.id for r in shot.engines[0].requests or () if r.blocks}
+    assert len(holding) > MOST
+    assert {name for _, name in Chooser().wanted(shot)} == holding
+    large = changed(shot, r0={"blocks": 1_000})
+    assert len(Chooser().wanted(large)) <= MOST
