@@ -57,7 +57,7 @@ def session(path: Path, evil: bool) -> Path:
             for note in EVIL if evil else ("load test begins",):
                 writer.marker(shot.time_s, note)
             lines = STACKS + "".join(
-                f"main (a.py:1);{name.replace(chr(10), ' ')} (b.py:{n}) {n + 1}\n"
+                f"main (a.py:1);{name.replace(chr(0), ' ')} (b.py:{n}) {n + 1}\n"
                 for n, name in enumerate(names)
             )
             writer.capture(capture(lines, EVIL[0] if evil else "health.stalled"))
