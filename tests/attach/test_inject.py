@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from attach_targets import INTERPRETERS, VERSIONS
 
-from kvtop.attach import deliver, payload, probe
+from kvtop.attach import deliver, native, payload, probe
 from kvtop.attach.ability import AttachError, Backend, Injectee
 from kvtop.attach.hello import ask
 from kvtop.attach.native import NativeBackend
@@ -108,7 +108,10 @@ class TestWays:
         assert not gone.changed
 
     @pytest.mark.parametrize("python", PYTHONS)
-    def test_a_busy_thread_is_never_borrowed(self, make_target: Make, python: str) -> None:
+    def test_a_busy_thread_is_never_borrowed(
+        self, make_target: Make, python: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(native, "PATIENCE_S", 0.5)
         target = make_target(python, "busy")
         with pytest.raises(AttachError, match="safely"):
             probe.attach(target.process(), "engine", among=way("ptrace"), any_process=True)
@@ -122,7 +125,10 @@ class TestWays:
         assert done.changed
         assert probe.detach(found(target), "engine", among=way("ptrace")).changed
 
-    def test_a_busy_process_is_left_to_frida(self, make_target: Make) -> None:
+    def test_a_busy_process_is_left_to_frida(
+        self, make_target: Make, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(native, "PATIENCE_S", 0.5)
         target = make_target(sys.executable, "busy")
         among = (*way("ptrace"), *way("frida"))
         done = probe.attach(target.process(), "engine", among=among, any_process=True)
@@ -152,8 +158,10 @@ class TestWays:
             assert probe.detach(found(target), "engine", among=way("ptrace")).changed
             target.settle(threads, descriptors)
             counts.append((target.threads(), target.descriptors(), target.mappings()))
-        # The first rounds import modules and grow arenas; after them nothing may grow.
-        assert counts[-1] == counts[3]
+        # The first rounds import modules; after them nothing may grow.
+        assert counts[-1][:2] == counts[3][:2]
+        # Arenas of the allocator come and go: what a round leaves would be there eight times.
+        assert counts[-1][2] - counts[3][2] < 8
 
     def test_a_process_without_vllm_says_so(self, make_target: Make) -> None:
         target = make_target(sys.executable, "steps")
