@@ -35,6 +35,8 @@ _LOG_S = 300.0
 _PROBE_STOPS_AT = 10
 """Errors of its own after which a probe stops itself (`ProbeInfo.errors`)."""
 _FLOORS = 60
+LAST_FLOORS = 12
+"""Idle moments that are also looked at by themselves."""
 _TO_ONE = bytes([0]) + bytes([1]) * 255
 
 
@@ -158,7 +160,9 @@ class EngineTrack:
         self._reading_mono_s: float | None = None
         self._was_idle = False
         self._prompt_tokens: float | None = None
-        self._floor_trend: tuple[tuple[int, tuple[float, float]], Trend | None] | None = None
+        self._floor_trends: (
+            tuple[tuple[int, tuple[float, float]], tuple[Trend | None, Trend | None]] | None
+        ) = None
 
     @property
     def metrics(self) -> EngineMetrics | None:
@@ -193,14 +197,19 @@ class EngineTrack:
         """Growth of a probe counter within the last `width_s` seconds."""
         return self.counters.delta(COLUMNS.index(name), width_s)
 
-    def floor_trend(self) -> Trend | None:
-        """Trend of the idle floors. None: too few."""
+    def floor_trends(self) -> tuple[Trend | None, Trend | None]:
+        """Trends of all idle floors and of the last few. None: too few.
+
+        A leak that began after many sound moments is no trend of all of them for long.
+        """
         if not self.floors:
-            return None
+            return None, None
         key = (len(self.floors), self.floors[-1])
-        if self._floor_trend is None or self._floor_trend[0] != key:
-            self._floor_trend = (key, trend(tuple(self.floors)))
-        return self._floor_trend[1]
+        if self._floor_trends is None or self._floor_trends[0] != key:
+            every = tuple(self.floors)
+            last = trend(every[-LAST_FLOORS:]) if len(every) > LAST_FLOORS else None
+            self._floor_trends = (key, (trend(every), last))
+        return self._floor_trends[1]
 
     def append(
         self,

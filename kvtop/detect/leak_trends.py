@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from kvtop.detect.engine_track import EngineTrack
+from kvtop.detect.engine_track import LAST_FLOORS, EngineTrack
 from kvtop.detect.leak_rules import SPECIFIC
 from kvtop.detect.rule import NOTHING, Candidate, Rule, Verdict, duration
+from kvtop.detect.series import Trend
 from kvtop.detect.thresholds import Thresholds
 from kvtop.detect.track import Track
+
+_LAST_CONFIDENCE = 3.7
+"""Sigma: by chance in one of 10,000 moments."""
 
 
 def floor_falling(_track: Track, engine: EngineTrack, limits: Thresholds) -> Verdict:
@@ -25,8 +29,11 @@ def floor_falling(_track: Track, engine: EngineTrack, limits: Thresholds) -> Ver
     points = engine.floors
     if len(points) < limits.floor_moments or usable <= 0:
         return NOTHING
-    found = engine.floor_trend()
-    if found is None or found.sigma > -limits.floor_confidence or found.slope_s >= 0:
+    every, last = engine.floor_trends()
+    # Among many windows of few moments one falls by chance: they need more confidence.
+    surer = max(limits.floor_confidence, _LAST_CONFIDENCE)
+    found = _falling(every, limits.floor_confidence) or _falling(last, surer)
+    if found is None:
         return NOTHING
     fall = found.first[1] - found.last[1]
     # A floor that rose again at the last moment has ended the trend.
@@ -53,6 +60,10 @@ def floor_falling(_track: Track, engine: EngineTrack, limits: Thresholds) -> Ver
             else None,
         ),
     )
+
+
+def _falling(found: Trend | None, sigma: float) -> Trend | None:
+    return found if found and found.sigma <= -sigma and found.slope_s < 0 else None
 
 
 def imbalance(_track: Track, engine: EngineTrack, limits: Thresholds) -> Verdict:
@@ -100,7 +111,8 @@ RULES = (
         "leak, however slow. The slope is the median of all pairs of moments, so that one odd "
         "moment makes no trend.",
         starts="at least {floor_moments} idle moments, a fall of {floor_percent} of the pool, and "
-        "{floor_confidence} confidence",
+        f"{{floor_confidence}} confidence; or the same over the last {LAST_FLOORS} of them, with "
+        f"{_LAST_CONFIDENCE:g} sigma",
         clears="the floor rises, or the trend is not certain any more, for {clear_s}",
         next_step="Let it run with the probe in until leak.ghost-blocks names the blocks; plan a "
         "restart within the time left.",

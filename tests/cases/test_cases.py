@@ -89,7 +89,7 @@ def test_c4_use_that_ratchets_up_shows_its_floor_and_slope() -> None:
     assert finding.evidence["pool is gone in"].endswith(" h")
     assert alarms(history[-1]) == {"leak.ghost-blocks"}
     (engine,) = judge.track.engines.values()
-    fall = engine.floor_trend()
+    fall, _ = engine.floor_trends()
     assert fall is not None
     assert fall.slope_s < 0
     assert fall.sigma < -3

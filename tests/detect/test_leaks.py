@@ -303,7 +303,9 @@ def test_blocks_that_wait_for_a_step_or_two_are_no_leak() -> None:
     assert not any(alarms(f) for f in watch(sim, judge, 90, each=each))
 
 
-def test_a_falling_floor_is_told_with_slope_and_time_left() -> None:
+@pytest.mark.parametrize(("sound", "told_at"), [(0, DEFAULTS.floor_moments - 1), (40, 6)])
+def test_a_falling_floor_is_told_with_slope_and_time_left(sound: int, told_at: int) -> None:
+    """However many sound moments there were before it began to fall."""
     sim, judge = Sim(blocks=513), Judge()
     # Blocks that the probe cannot place: counted used although no request is there.
     gone = 0
@@ -321,16 +323,16 @@ def test_a_falling_floor_is_told_with_slope_and_time_left() -> None:
 
     last: tuple[object, ...] = ()
     told = []
-    for i in range(10):
+    for i in range(-sound, 10):
         sim.start(f"r{i}", blocks=4)
         look(True)
         sim.end(f"r{i}")
-        gone += 4
+        gone += 4 if i >= 0 else 0
         last = look(False)
         told.append(bool(names(last, "leak.")))
     finding = one(last, "leak.floor-falling")  # type: ignore[arg-type]
-    assert told.index(True) == DEFAULTS.floor_moments - 1
-    assert finding.evidence["floor"] == "508 -> 472 of 512 blocks"
+    assert told.index(True) == sound + told_at
+    assert finding.evidence["floor"].endswith("-> 472 of 512 blocks")
     assert "an hour" in finding.evidence["slope"]
     assert "min" in finding.evidence["time left"]
 
