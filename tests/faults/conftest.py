@@ -18,8 +18,18 @@ NAMES = (
     "lose-free,lose-many,forget,bump-ref,lose-abort,keep-deferred,wedge,stall,"
     "leak-host,leak-tensor"  # all but keep-sent, which the connector brings
 )
-LIMITS = apply_overrides({"rss_window_s": 60, "rss_settle_s": 0, "lease_s": 8, "lease_grace_s": 2})
-"""Fast growth in one minute instead of two, and a short lease; all else as users have it."""
+LIMITS = apply_overrides(
+    {
+        "rss_window_s": 60,
+        "rss_settle_s": 0,
+        "lease_s": 8,
+        "lease_grace_s": 2,
+        "balance_window_s": 40,
+        "balance_blocks": 100,
+    }
+)
+"""Growth in one minute instead of two, a balance of 40 s instead of 300, and a short lease: so
+long the tests need not last. All else is as users have it."""
 CONNECTOR = {
     "kv_connector": "FaultConnector",
     "kv_connector_module_path": "kvtop_fault_connector",
