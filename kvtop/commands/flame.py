@@ -39,7 +39,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--gil", action="store_true", help="only the thread that holds Python's lock"
     )
     parser.add_argument("--idle", action="store_true", help="threads that wait, too")
-    parser.add_argument("--view", metavar="FILE", help="look at a .folded or speedscope file")
+    parser.add_argument(
+        "--view", metavar="FILE", help="look at a .folded, speedscope or session file"
+    )
     parser.add_argument(
         "--against", metavar="FILE", help="with --view: an older capture to compare with"
     )

@@ -11,13 +11,15 @@ from pathlib import Path
 
 from kvtop.draw.icicle import IcicleView, icicle, levels
 from kvtop.draw.text import safe
-from kvtop.errors import ExitCode
+from kvtop.errors import BadDataError, ExitCode
 from kvtop.flame import files
 from kvtop.flame.difference import diff
 from kvtop.flame.folded import Folded
 from kvtop.flame.tree import build
+from kvtop.model.capture import OK
 from kvtop.model.detail import Detail
 from kvtop.model.snapshot import Engine, Snapshot
+from kvtop.session.units import utc
 
 _TEXT_WIDTH = 100
 _TEXT_ROWS = 60
@@ -29,8 +31,8 @@ def run(parsed: argparse.Namespace) -> int:
     Raises:
         NotFoundError, StorageError, BadDataError: A file cannot be read.
     """
-    new = files.load(Path(parsed.view))
-    old = files.load(Path(parsed.against)) if parsed.against else None
+    new = _load(parsed.view)
+    old = _load(parsed.against) if parsed.against else None
     for name, folded in ((parsed.view, new), (parsed.against, old)):
         if folded is not None and folded.skipped:
             text = f"{folded.skipped:,} lines of {name} are no stacks and were left out"
@@ -40,6 +42,26 @@ def run(parsed: argparse.Namespace) -> int:
         print(as_text(new, old, width or _TEXT_WIDTH, bool(parsed.ascii)))
         return ExitCode.OK
     return _show(new, old, bool(parsed.ascii))
+
+
+def _load(name: str) -> Folded:
+    """Stacks of a file; of a recorded session the last that were captured."""
+    try:
+        with Path(name).open("rb") as file:
+            session = file.read(16) == b"SQLite format 3\0"
+    except OSError:
+        session = False
+    if not session:
+        return files.load(Path(name))
+    from kvtop.commands.files import opened
+    from kvtop.flame.record import folded_of
+
+    with opened(name) as reader:
+        kept = [capture for capture in reader.captures() if capture.outcome == OK]
+        if not kept:
+            raise BadDataError(f"no flame graph was recorded in {name}", "see kvtop replay")
+        title = f"{reader.info.host} pid {kept[-1].pid} {utc(kept[-1].time_s)}"
+        return folded_of(reader.stacks_of(kept[-1]), title)
 
 
 def as_text(new: Folded, old: Folded | None, width: int, ascii_only: bool) -> str:

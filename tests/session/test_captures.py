@@ -221,3 +221,16 @@ def test_a_report_shows_them_and_no_name_is_left(
     assert "schedule" in shown
     for secret in ("bob", "secret-lab", "Acme", "gpu-node-17", "serve_acme"):
         assert secret not in shown, secret
+
+
+def test_the_viewer_opens_the_last_of_a_session(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    written(tmp_path / "a", (5, capture()), (9, capture("only_here (a.py:1) 7\n")))
+    written(tmp_path / "b")
+    assert main(["flame", "--view", str(tmp_path / "a")]) == 0
+    shown = capsys.readouterr().out
+    assert "only_here" in shown
+    assert "7 samples" in shown
+    assert main(["flame", "--view", str(tmp_path / "b")]) == 6
+    assert "no flame graph was recorded in" in capsys.readouterr().err
