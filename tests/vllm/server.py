@@ -30,6 +30,22 @@ tokenizer.add_special_tokens(["<s>", "</s>"])
 tokenizer.save(sys.argv[1])
 """
 
+# `vllm serve` reads the version of a distribution named vllm; the CPU build has another name.
+_COMMAND = """
+import importlib.metadata, sys
+import vllm
+
+plain = importlib.metadata.version
+
+def version(name):
+    return vllm.__version__ + "+cpu" if name == "vllm" else plain(name)
+
+importlib.metadata.version = version
+if __name__ == "__main__":
+    from vllm.entrypoints.cli.main import main
+    sys.exit(main())
+"""
+
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
@@ -79,7 +95,18 @@ def free_port() -> int:
 
 
 class Server:
-    """One vLLM server with its process group, its log and its probe directory."""
+    """One vLLM server with its process group, its log and its probe directory.
+
+    Args:
+        python: Interpreter of the vLLM environment.
+        model: Folder of the model.
+        folder: Where the log goes.
+        arguments: More arguments of the server.
+        environment: More variables.
+        port: Where it listens. None: a free one.
+        sockets: Directory of the probes. None: in `folder`.
+        command: Start it as `vllm serve` and not as a module, which takes fewer options.
+    """
 
     def __init__(
         self,
@@ -90,6 +117,8 @@ class Server:
         environment: Mapping[str, str] | None = None,
         port: int | None = None,
         sockets: Path | None = None,
+        *,
+        command: bool = False,
     ) -> None:
         self.port = port or free_port()
         self.url = f"http://127.0.0.1:{self.port}"
@@ -106,15 +135,20 @@ class Server:
             **(environment or {}),
         }
         env.pop("KVTOP_PROBE", None) if "KVTOP_PROBE" not in (environment or {}) else None
-        command = [
-            *(python, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)),
+        start = ["-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
+        if command:
+            script = folder / "vllm"
+            script.write_text(_COMMAND)
+            start = [str(script), "serve", str(model)]
+        line = [
+            *(python, *start),
             *("--served-model-name", "tiny", "--load-format", "dummy", "--enforce-eager"),
             *("--max-model-len", "4096", "--host", "127.0.0.1", "--port", str(self.port)),
             *arguments,
         ]
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
-                command, env=env, cwd=folder, stdout=log, stderr=log, start_new_session=True
+                line, env=env, cwd=folder, stdout=log, stderr=log, start_new_session=True
             )
 
     def wait(self) -> Server:
@@ -128,7 +162,7 @@ class Server:
                     if answer.status == 200:
                         return self
             except OSError:
-                time.sleep(0.5)
+                time.sleep(0.2)
         tail = self.log.read_text(errors="replace")[-4000:]
         self.stop()
         raise RuntimeError(f"vLLM did not start:\n{tail}")
@@ -144,9 +178,14 @@ class Server:
                 return child.pid
         raise RuntimeError("no engine core process")
 
-    def stop(self) -> None:
-        """End the whole process group, politely, then not."""
-        for sig, patience in ((signal.SIGTERM, 15), (signal.SIGKILL, 10)):
+    def stop(self, *, kill: bool = False) -> None:
+        """End the whole process group, politely, then not.
+
+        Args:
+            kill: Not politely at all: nobody looks at what it leaves, and it is faster.
+        """
+        politely = () if kill else ((signal.SIGTERM, 15),)
+        for sig, patience in (*politely, (signal.SIGKILL, 10)):
             try:
                 os.killpg(self.process.pid, sig)
             except ProcessLookupError:

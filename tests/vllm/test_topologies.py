@@ -10,13 +10,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
-from kvtop.errors import ExitCode
+from kvtop.errors import ExitCode, UnreachableError
 from kvtop.model.snapshot import Engine
 from kvtop.sources.answers import parse_detail, parse_snapshot, request_path
 from kvtop.sources.engine import get_once
@@ -30,6 +31,8 @@ BLOCKS = 48
 GEMMA_BLOCKS = 64
 """The least that holds one request of full length in two groups is 52."""
 LOOKS = 25
+PATIENCE_S = 240.0
+"""Longest wait on a machine that others keep busy too."""
 WINDOW = 256
 
 GEMMA = {
@@ -44,6 +47,27 @@ GEMMA = {
     "hidden_activation": "gelu_pytorch_tanh",
 }
 """Every second layer attends to a window only: two KV-cache groups."""
+
+LFM2 = {
+    **CONFIG,
+    "architectures": ["Lfm2ForCausalLM"],
+    "model_type": "lfm2",
+    "num_hidden_layers": 4,
+    "layer_types": ["conv", "full_attention", "conv", "full_attention"],
+    "norm_eps": 1e-5,
+    "conv_bias": False,
+    "conv_dim": 64,
+    "conv_L_cache": 3,
+    "block_dim": 64,
+    "block_ff_dim": 128,
+    "block_multiple_of": 32,
+    "block_ffn_dim_multiplier": 1.0,
+    "block_auto_adjust_ff_dim": False,
+}
+"""Every second layer keeps a state a request, as Mamba does, and no keys and values."""
+
+UNBOUND = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
+"""Where there are fewer cores than workers."""
 
 LLM = """
 import os, signal, sys, time
@@ -70,12 +94,18 @@ def served(
     python: str, model: Path, folder: Path, *arguments: str, **environment: str
 ) -> Iterator[Server]:
     """A server with small pools, always stopped."""
-    sizes = ("--num-gpu-blocks-override", str(BLOCKS), "--max-num-seqs", "8")
-    server = Server(python, model, folder, [*sizes, *arguments], environment)
+    server = started(python, model, folder, *arguments, **environment)
     try:
         yield server.wait()
     finally:
-        server.stop()
+        server.stop(kill=True)
+
+
+def started(python: str, model: Path, folder: Path, *arguments: str, **environment: str) -> Server:
+    """The same on its way up."""
+    sizes = ("--num-gpu-blocks-override", str(BLOCKS), "--max-num-seqs", "8")
+    sockets = folder.parent / "sockets"
+    return Server(python, model, folder, [*sizes, *arguments], environment, sockets=sockets)
 
 
 def once(sockets: Path, *arguments: str) -> dict[str, Any]:
@@ -96,7 +126,7 @@ def once(sockets: Path, *arguments: str) -> dict[str, Any]:
     return data
 
 
-def roles(sockets: Path, patience_s: float = 30.0, **wanted: int) -> dict[str, int]:
+def roles(sockets: Path, patience_s: float = 60.0, **wanted: int) -> dict[str, int]:
     """How many probes of each role there are, once there are as many as wanted."""
     end = time.monotonic() + patience_s
     while True:
@@ -105,6 +135,21 @@ def roles(sockets: Path, patience_s: float = 30.0, **wanted: int) -> dict[str, i
         if found == wanted or time.monotonic() > end:
             return found
         time.sleep(0.25)
+
+
+@contextmanager
+def two_servers(python: str, model: Path, folder: Path) -> Iterator[tuple[Server, Server]]:
+    """One with two API servers and one that can be paused, up at the same time."""
+    sizes = ("--num-gpu-blocks-override", str(BLOCKS), "--max-num-seqs", "8")
+    sockets = folder / "sockets"
+    two = (*sizes, "--api-server-count", "2")
+    first = Server(python, model, folder / "first", two, sockets=sockets, command=True)
+    second = started(python, model, folder / "second", VLLM_SERVER_DEV_MODE="1")
+    try:
+        yield first.wait(), second.wait()
+    finally:
+        first.stop(kill=True)
+        second.stop(kill=True)
 
 
 def load_and_look(server: Server, paths: list[str]) -> list[list[Engine]]:
@@ -125,58 +170,105 @@ def load_and_look(server: Server, paths: list[str]) -> list[list[Engine]]:
     return asyncio.run(both())
 
 
-def test_data_parallel_engines_each_have_their_own_map(
-    python: str, model: Path, tmp_path: Path
-) -> None:
-    with served(python, model, tmp_path, "--data-parallel-size", "2") as server:
-        assert roles(server.sockets, engine=2, api=1, worker=2) == {
-            "api": 1,
-            "engine": 2,
-            "worker": 2,
-        }
+def test_data_and_tensor_parallel(python: str, model: Path, tmp_path: Path) -> None:
+    arguments = ("--data-parallel-size", "2", "--tensor-parallel-size", "2")
+    with served(python, model, tmp_path / "server", *arguments, **UNBOUND) as server:
+        wanted = {"api": 1, "engine": 2, "worker": 4}
+        assert roles(server.sockets, **wanted) == wanted
         paths = [str(p) for p in sorted(server.sockets.glob("engine-*.sock"))]
         seen = load_and_look(server, paths)
         for looks in seen:
             for engine in looks:
                 check_identities(engine, BLOCKS)
-        data = once(server.sockets, "--url", server.url)
+        workers = {
+            int(p.stem.split("-")[1]): json.loads(get_once(str(p), "/v1/snapshot", 10.0))["rank"]
+            for p in server.sockets.glob("worker-*.sock")
+        }
+        engines = once(server.sockets, "--url", server.url)["engines"]
     assert {looks[0].engine for looks in seen} == {0, 1}
     assert all(any(e.requests for e in looks) for looks in seen)
-    engines = data["engines"]
     assert [e["engine"] for e in engines] == [0, 1]
     assert len({e["pid"] for e in engines}) == 2
     # /metrics has the sum of both in `num_gpu_blocks`, under either engine's label.
     assert [e["blocks"]["total"] for e in engines] == [BLOCKS, BLOCKS]
-    assert all(len(e["worker_pids"]) == 1 for e in engines)
-    assert engines[0]["worker_pids"] != engines[1]["worker_pids"]
+    # Two workers of each, and none of both.
+    assert [len(e["worker_pids"]) for e in engines] == [2, 2]
+    assert {pid for e in engines for pid in e["worker_pids"]} == set(workers)
+    assert all({workers[pid] for pid in e["worker_pids"]} == {0, 1} for e in engines)
+    # One head of the two in each worker: together as much as one worker would have.
+    assert {e["block_bytes"] for e in engines} == {2 * 2 * 2 * 32 * 2 * 128}
 
 
-def test_tensor_parallel_workers_belong_to_their_engine(
-    python: str, model: Path, tmp_path: Path
-) -> None:
-    arguments = ("--tensor-parallel-size", "2")
-    environment = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
-    with served(python, model, tmp_path, *arguments, **environment) as server:
+def test_pipeline_parallel(python: str, model: Path, tmp_path: Path) -> None:
+    # Without a compilation the CPU build of 0.32 makes no buffers between the stages, and its
+    # second worker ends at the first request.
+    compiled = ("--no-enforce-eager", "--compilation-config", '{"mode": 1, "backend": "eager"}')
+    arguments = ("--pipeline-parallel-size", "2", *compiled)
+    with served(python, model, tmp_path / "server", *arguments, **UNBOUND) as server:
         wanted = {"api": 1, "engine": 1, "worker": 2}
         assert roles(server.sockets, **wanted) == wanted
-        ranks = {
-            json.loads(get_once(str(path), "/v1/snapshot", 10.0))["rank"]
-            for path in server.sockets.glob("worker-*.sock")
-        }
+        (looks,) = load_and_look(server, [probe_socket(server)])
         pids = {int(p.stem.split("-")[1]) for p in server.sockets.glob("worker-*.sock")}
         (engine,) = once(server.sockets, "--url", server.url)["engines"]
-    assert ranks == {0, 1}
+    for look in looks:
+        check_identities(look, BLOCKS)
+    assert any(look.requests for look in looks)
     assert set(engine["worker_pids"]) == pids
-    # One head of the two in each worker: together as much as one worker would have.
-    assert engine["block_bytes"] == 2 * 2 * 2 * 32 * 2 * 128
-    assert engine["blocks"]["total"] == BLOCKS
+    # Each stage has its own layers: what a block takes in all of them is not told anywhere.
+    assert engine["block_bytes"] is None
 
 
-def test_two_kv_cache_groups_share_one_pool(python: str, tmp_path: Path) -> None:
-    model = make_model(python, tmp_path / "gemma")
-    (model / "config.json").write_text(json.dumps(GEMMA))
+def test_two_servers_one_of_them_with_two_api_servers(
+    python: str, model: Path, tmp_path: Path
+) -> None:
+    with two_servers(python, model, tmp_path) as (first, second):
+        wanted = {"api": 3, "engine": 2, "worker": 2}
+        assert roles(first.sockets, **wanted) == wanted
+        with load.Steady(first.url, clients=8) as steady, load.Steady(second.url, 2):
+            both = once(first.sockets, "--rates")["engines"]
+            (alone,) = once(first.sockets, "--url", first.url, "--rates")["engines"]
+        assert steady.done["failed"] == 0
+        assert [e["server"] for e in both] == sorted(
+            f"127.0.0.1:{server.port}" for server in (first, second)
+        )
+        assert [e["blocks"]["total"] for e in both] == [BLOCKS, BLOCKS]
+        assert {e["pid"] for e in both} == {first.engine_pid(), second.engine_pid()}
+        assert len({pid for e in both for pid in e["worker_pids"]}) == 2
+        # Its requests have come through two processes, and either knows only its own.
+        assert alone["pid"] == first.engine_pid()
+        assert alone["requests"]
+        assert {r["client"] for r in alone["requests"]} == {"live"}
+        check_pausing(second)
+
+
+def check_pausing(server: Server) -> None:
+    """An engine that is held on purpose says so, and its requests wait for that reason."""
+    with load.Steady(server.url, 3) as steady:
+        time.sleep(1)
+        httpx.post(f"{server.url}/pause?mode=keep", timeout=60, trust_env=False).raise_for_status()
+        try:
+            time.sleep(0.5)
+            (engine,) = once(server.sockets, "--url", server.url)["engines"]
+        finally:
+            done = httpx.post(f"{server.url}/resume", timeout=60, trust_env=False)
+    done.raise_for_status()
+    assert engine["state"] == "paused"
+    assert engine["requests"]
+    assert steady.done["failed"] == 0
+    (engine,) = once(server.sockets, "--url", server.url)["engines"]
+    assert engine["state"] in ("running", "idle")
+
+
+@pytest.mark.parametrize(
+    ("config", "kind"), [(GEMMA, "SlidingWindow"), (LFM2, "Mamba")], ids=["window", "mamba"]
+)
+def test_two_kv_cache_groups_share_one_pool(
+    python: str, tmp_path: Path, config: dict[str, Any], kind: str
+) -> None:
+    model = make_model(python, tmp_path / "model")
+    (model / "config.json").write_text(json.dumps(config))
     sizes = ("--num-gpu-blocks-override", str(GEMMA_BLOCKS))
-    with served(python, model, tmp_path, *sizes) as server:
+    with served(python, model, tmp_path / "server", *sizes) as server:
         path = probe_socket(server)
         (looks,) = load_and_look(server, [path])
         working = subprocess.Popen(
@@ -192,19 +284,20 @@ def test_two_kv_cache_groups_share_one_pool(python: str, tmp_path: Path) -> None
     for engine in looks:
         check_identities(engine, GEMMA_BLOCKS)
     groups = looks[0].groups
-    assert sorted((g.kind, g.sliding_window_tokens) for g in groups) == [
-        ("FullAttention", None),
-        ("SlidingWindow", WINDOW),
-    ]
+    assert {g.kind for g in groups} == {"FullAttention", kind}
+    assert {g.sliding_window_tokens for g in groups if g.kind == kind} == {
+        WINDOW if kind == "SlidingWindow" else None
+    }
     assert max(len(e.requests or ()) for e in looks) > 2
     tables = {group: blocks for group, _, blocks in detail.tables}
-    window = next(g.index for g in groups if g.kind == "SlidingWindow")
-    (full,) = [g.index for g in groups if g.index != window]
-    # The window has left the first blocks, and the null block stands for them.
-    assert tables[window][0] == 0
+    other = next(g.index for g in groups if g.kind == kind)
+    (full,) = [g.index for g in groups if g.index != other]
+    # What is behind the window, and all states but the last, have left: the null block stands
+    # for them.
+    assert tables[other][0] == 0
     assert 0 not in tables[full]
-    assert len(tables[window]) == len(tables[full])
-    assert set(tables[window]) & set(tables[full]) <= {0}
+    assert len(tables[other]) == len(tables[full])
+    assert set(tables[other]) & set(tables[full]) <= {0}
 
 
 _ONE_REQUEST = """
@@ -226,17 +319,15 @@ def _long_request(path: str) -> Any:
     raise AssertionError("no long request was seen")
 
 
-@pytest.mark.parametrize("multiprocessing", ["0", "1"])
-def test_an_llm_without_a_server(
-    python: str, model: Path, tmp_path: Path, multiprocessing: str
-) -> None:
-    script = tmp_path / "offline.py"
+@contextmanager
+def offline(python: str, model: Path, folder: Path, multiprocessing: str) -> Iterator[Any]:
+    """A script that works without an end, until the file `enough` is there; always stopped."""
+    script = folder / "offline.py"
     script.write_text(LLM)
-    sockets = tmp_path / "sockets"
-    log, enough = tmp_path / "log", tmp_path / "enough"
+    log = folder / "log"
     with log.open("wb") as out:
         process = subprocess.Popen(
-            [python, str(script), str(model), str(enough)],
+            [python, str(script), str(model), str(folder / "enough")],
             stdout=out,
             stderr=out,
             start_new_session=True,
@@ -247,32 +338,52 @@ def test_an_llm_without_a_server(
                 "VLLM_NO_USAGE_STATS": "1",
                 "OMP_NUM_THREADS": "1",
                 "VLLM_ENABLE_V1_MULTIPROCESSING": multiprocessing,
-                "KVTOP_DIR": str(sockets),
+                "KVTOP_DIR": str(folder / "sockets"),
             },
         )
     try:
         end = time.monotonic() + START_S
-        while b"built" not in log.read_bytes() and process.poll() is None:
+        while b"built" not in log.read_bytes():
+            assert process.poll() is None, log.read_text()[-3000:]
             assert time.monotonic() < end, log.read_text()[-3000:]
-            time.sleep(0.5)
-        wanted = {"engine": 1} if multiprocessing == "0" else {"api": 1, "engine": 1, "worker": 1}
-        assert roles(sockets, **wanted) == wanted, log.read_text()[-3000:]
-        (path,) = sockets.glob("engine-*.sock")
-        looks = []
-        end = time.monotonic() + 60
-        while len(looks) < LOOKS and time.monotonic() < end:
-            engine = parse_snapshot(get_once(str(path), "/v1/snapshot", 10.0))
-            check_identities(engine, BLOCKS)
-            if engine.requests:
-                looks.append(engine)
-            time.sleep(0.05)
-        # It takes all the processor while it works, and kvtop is wanted soon.
-        enough.touch()
-        (shown,) = once(sockets, "--pid", str(process.pid))["engines"]
+            time.sleep(0.2)
+        yield process
     finally:
-        os.killpg(process.pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
         process.wait(20)
-    assert len(looks) == LOOKS
+
+
+def looks_of(path: Path, count: int) -> list[Engine]:
+    """Cuts with requests in them; a machine that is busy enough answers late or not at all."""
+    looks: list[Engine] = []
+    end = time.monotonic() + PATIENCE_S
+    while len(looks) < count:
+        assert time.monotonic() < end, f"only {len(looks)} cuts with requests"
+        try:
+            engine = parse_snapshot(get_once(str(path), "/v1/snapshot", 20.0))
+        except UnreachableError:
+            continue
+        check_identities(engine, BLOCKS)
+        if engine.requests:
+            looks.append(engine)
+        time.sleep(0.05)
+    return looks
+
+
+@pytest.mark.parametrize("multiprocessing", ["0", "1"])
+def test_an_llm_without_a_server(
+    python: str, model: Path, tmp_path: Path, multiprocessing: str
+) -> None:
+    sockets = tmp_path / "sockets"
+    with offline(python, model, tmp_path, multiprocessing) as process:
+        wanted = {"engine": 1} if multiprocessing == "0" else {"api": 1, "engine": 1, "worker": 1}
+        assert roles(sockets, **wanted) == wanted
+        (path,) = sockets.glob("engine-*.sock")
+        looks = looks_of(path, LOOKS)
+        # It takes all the processor while it works, and kvtop is wanted soon.
+        (tmp_path / "enough").touch()
+        (shown,) = once(sockets, "--pid", str(process.pid))["engines"]
     pid = int(path.stem.split("-")[1])
     assert (pid == process.pid) is (multiprocessing == "0")
     assert (shown["pid"], shown["blocks"]["total"]) == (pid, BLOCKS)
