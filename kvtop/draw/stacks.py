@@ -49,13 +49,18 @@ def title(snap: Snapshot, view: View, width: int) -> str:
     if found and view.stacks_on:
         role = safe(ROLES.get(found[0].role, found[0].role), view.ascii)
         parts.append((1, ((f"{role} {found[0].pid}", ""),)))
-        parts.append((2, ((f"py-spy {short(found[0].rate_hz)} Hz", ""),)))
+        parts.append((2, ((f"py-spy {_hertz(found[0].rate_hz)}", ""),)))
         cost = _cost_percent(found)
         if cost is not None:
             parts.append((4, ((f"{cost:.1f}% of a core", ""),)))
         if len(found) > 1:
             parts.append((3, ((f"and {len(found) - 1} more", ""),)))
     return clip("".join(text for text, _ in fields(parts, width)), width, view.ascii)
+
+
+def _hertz(value: float) -> str:
+    """Samples a second: `0.9 Hz`."""
+    return f"{value:.1f} Hz" if value < 10 else f"{short(value)} Hz"
 
 
 def _cost_percent(found: list[Stacks]) -> float | None:

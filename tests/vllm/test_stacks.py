@@ -34,7 +34,7 @@ from kvtop.sources.stacks_spy import find_py_spy
 from kvtop.stream.live import Live
 from kvtop.stream.target import Target
 from tests.faults.conftest import PLUGIN
-from tests.faults.watching import Faults, LoadThread, Watcher, long_requests
+from tests.faults.watching import Faults, LoadThread, Look, Watcher, long_requests
 from tests.flame.test_formats import validate
 from tests.vllm.server import Server
 
@@ -336,8 +336,13 @@ def test_a_leak_is_explained(
     fault: str,
     rule: str,
 ) -> None:
-    with long_requests(server.url, 4) as leave:
-        time.sleep(2)
+    def long(look: Look) -> int:
+        rows = [row for engine in look.snapshot.engines for row in engine.requests or ()]
+        return sum(row.max_tokens == 3700 for row in rows)
+
+    with long_requests(server.url, 3) as leave:
+        # Clients that leave before the engine has their requests leave nothing behind.
+        assert watcher.until(lambda look: long(look) == 3, 90, len(watcher.looks)) is not None
         begin = len(watcher.looks)
         faults.on(fault)
         time.sleep(1)
