@@ -17,3 +17,11 @@ COLOURS = {
     frames.OTHER: "#e4d7c5",
 }
 """Fill of a frame; dark text can be read on each."""
+
+
+def percent(count: int, whole: int) -> str:
+    """A share for a legend: `34%`. What is not quite nothing or all does not look like it."""
+    share = 100.0 * count / max(whole, 1)
+    if 0 < share < 1:
+        return "<1%"
+    return ">99%" if 99 < share < 100 else f"{share:.0f}%"

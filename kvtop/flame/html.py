@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import json
 
-from kvtop.flame.colours import COLOURS
+from kvtop.flame.colours import COLOURS, percent
 from kvtop.flame.tree import Tree
 from kvtop.model.frames import CATEGORIES
 
@@ -77,7 +77,7 @@ def write(tree: Tree, title: str, note: str = "") -> str:
     shares = {} if tree.inverted else tree.split()
     legend = "".join(
         f'<span class="key" style="background:{COLOURS[name]}">{name}'
-        f" {100.0 * count / whole:.0f}%</span>"
+        f" {html.escape(percent(count, whole))}</span>"
         for name, count in sorted(shares.items(), key=lambda item: -item[1])
     )
     # Inside a script element only `<` could end it or open a comment.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from xml.sax.saxutils import escape
 
-from kvtop.flame.colours import COLOURS
+from kvtop.flame.colours import COLOURS, percent
 from kvtop.flame.tree import Tree
 
 WIDTH = 1200
@@ -83,10 +83,10 @@ def _legend(tree: Tree, note: str) -> str:
     out = []
     shares = {} if tree.inverted else tree.split()
     for name, count in sorted(shares.items(), key=lambda item: -item[1]):
-        label = f"{name} {100.0 * count / whole:.0f}%"
+        label = f"{name} {percent(count, whole)}"
         out.append(
             f'<rect x="{x:.0f}" y="27" width="10" height="10" fill="{COLOURS[name]}"/>'
-            f'<text x="{x + 13:.0f}" y="36">{label}</text>\n'
+            f'<text x="{x + 13:.0f}" y="36">{_text(label)}</text>\n'
         )
         x += 24 + len(label) * _CHAR
     if note:

@@ -239,3 +239,12 @@ def test_either_kind_of_file_is_read(tmp_path: Path) -> None:
     assert files.load(one).total == files.load(two).total == 3
     with pytest.raises(BadDataError, match=re.escape(str(bad))):
         files.load(bad)
+
+
+def test_a_small_share_is_not_nothing() -> None:
+    core = "vllm/v1/core/sched/scheduler.py"
+    tree = build(Folded([(("a (b.py:1)",), 999), ((f"Scheduler.schedule ({core}:1)",), 1)]))
+    texts = [node.text for node in ElementTree.fromstring(svg.write(tree, "t")).iter()]
+    assert "schedule <1%" in texts
+    assert "other >99%" in texts
+    assert "schedule &lt;1%" in html.write(tree, "t")
