@@ -38,6 +38,8 @@ class _Watched:
     act: Act
     mono_s: float | None
     before: BlockCounts | None
+    certain: bool = True
+    """vLLM itself said that it was done."""
 
 
 class Acting:
@@ -96,7 +98,11 @@ class Acting:
     def do(self, token: str) -> None:
         """The answer was yes."""
         act = self._asked.pop(token, None)
-        if act is not None:
+        if act is None:
+            return
+        if _is_over(act, self._newest):
+            self._say(f"nothing was done: request {shown_id(_id(act))} has ended by itself")
+        else:
             self._log(f"action: {_what(act)} on {act.engine.server}, confirmed")
             self._say(f"asking vLLM to {_what(act)}")
             self._start(self._do(act))
@@ -112,7 +118,7 @@ class Acting:
             return
         self._say(f"{_what(act)}: {text}")
         done_s = self._newest.mono_s if self._newest is not None else None
-        self._watched.append(_Watched(act, done_s, before))
+        self._watched.append(_Watched(act, done_s, before, certain=done != "sent"))
 
     def look(self, snapshot: Snapshot) -> None:
         """Look for the effect of what was done."""
@@ -139,6 +145,18 @@ def _what(act: Act) -> str:
     return "reset the prefix cache"
 
 
+def _id(act: Act) -> str:
+    return act.request.id if act.request is not None else ""
+
+
+def _is_over(act: Act, snapshot: Snapshot | None) -> bool:
+    """Whether the request to abort has ended while the question was asked."""
+    engine = _engine(snapshot, act.engine)
+    if act.request is None or engine is None or engine.requests is None:
+        return False
+    return all(row.id != act.request.id for row in engine.requests)
+
+
 def _engine(snapshot: Snapshot | None, engine: Engine) -> Engine | None:
     key = engine_key(engine)
     engines = snapshot.engines if snapshot is not None else ()
@@ -160,9 +178,8 @@ def _effect(watched: _Watched, snapshot: Snapshot) -> str | None:
     if watched.act.request is not None:
         if any(r.id == watched.act.request.id for r in engine.requests):
             return None
-        had = watched.act.request.blocks
-        blocks = "" if had is None else f", its {had} blocks went back to the pool"
-        return f"it is gone{blocks} ({counts.free + counts.cached} free and cached now)"
+        why = "" if watched.certain else ", by the abort or by its own end"
+        return f"it is gone{why}; {counts.free + counts.cached} blocks are free or cached now"
     if counts.cached and (before is None or counts.cached >= before.cached):
         return None
     was = "" if before is None else f", {before.cached} before"

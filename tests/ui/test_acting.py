@@ -191,6 +191,26 @@ async def test_asked_confirmed_done_and_seen(monkeypatch: pytest.MonkeyPatch) ->
     assert "confirmed" in app.notes[0]
 
 
+async def test_a_request_that_ends_during_the_question_is_left_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    done: list[Act] = []
+    monkeypatch.setattr(acting, "plan", lambda act: ("code run once", "", 1))
+    monkeypatch.setattr(acting, "run", done.append)
+    feed = Moving()
+    app = KvtopApp(feed, replace(VIEW, cursor_id=ROWS[0].id), SNAP)
+    async with app.run_test(size=(100, 30)) as pilot:
+        await pilot.press("X")
+        await until(pilot, app, "y does it")
+        rest = tuple(r for r in ENGINE.requests if r.id != ROWS[0].id)
+        await feed.given.put(at(replace(SNAP, engines=(replace(ENGINE, requests=rest),)), 2))
+        await pilot.pause(0.1)
+        await pilot.press("y")
+        await until(pilot, app, "nothing was done")
+    assert done == []
+    assert app.notes == []
+
+
 async def test_what_cannot_be_done_says_why_and_asks_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
