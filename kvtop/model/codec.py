@@ -12,6 +12,7 @@ import base64
 import binascii
 import dataclasses
 import math
+import re
 import types
 import typing
 import zlib
@@ -23,6 +24,7 @@ from typing import Any, TypeVar
 from kvtop.errors import BadDataError
 from kvtop.model.snapshot import SCHEMA, Engine, Finding, Snapshot
 
+_KEY = re.compile(r"-?[0-9]{1,19}")
 MAX_COLUMN_BYTES = 64 * 1024 * 1024
 """Longest byte column that is unpacked, blocks: a hostile file must not fill the memory."""
 
@@ -207,7 +209,7 @@ def _decoder(kind: Any) -> _Coder:
     if origin is tuple:
         return _tuple_decoder(_decoder(args[0]))
     if origin is dict:
-        return _dict_decoder(_decoder(args[1]))
+        return _dict_decoder(_decode_key if args[0] is int else _decode_str, _decoder(args[1]))
     raise TypeError(f"the codec does not know {kind!r}")
 
 
@@ -291,11 +293,18 @@ def _tuple_decoder(one: _Coder) -> _Coder:
     return every
 
 
-def _dict_decoder(one: _Coder) -> _Coder:
+def _decode_key(data: Any) -> int:
+    """A whole number as the key of an object, which JSON writes as text."""
+    if not isinstance(data, str) or not _KEY.fullmatch(data):
+        raise _MisfitError("is not a whole number")
+    return int(data)
+
+
+def _dict_decoder(key_of: _Coder, one: _Coder) -> _Coder:
     def every(data: Any) -> dict[str, Any]:
         if not isinstance(data, dict):
             raise _MisfitError("is not an object")
-        return {_decode_str(key): one(item) for key, item in data.items()}
+        return {key_of(key): one(item) for key, item in data.items()}
 
     return every
 

@@ -50,7 +50,8 @@ def of(kind: typing.Any) -> st.SearchStrategy[typing.Any]:
     if origin is tuple:
         return st.lists(of(args[0]), max_size=2).map(tuple)
     if origin is dict:
-        return st.dictionaries(_TEXT, of(args[1]), max_size=2)
+        keys = st.integers(-(2**31), 2**31) if args[0] is int else _TEXT
+        return st.dictionaries(keys, of(args[1]), max_size=2)
     raise TypeError(kind)
 
 
