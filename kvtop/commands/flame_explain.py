@@ -20,6 +20,8 @@ from kvtop.flame.folded import Folded
 from kvtop.model.capture import OK
 from kvtop.model.snapshot import Counters, Finding, Snapshot
 
+_MOST_LEAKS = 50
+"""Leaks kept; of more, the newest."""
 _RATES = ("allocated", "freed", "touched", "evicted")
 
 
@@ -28,7 +30,8 @@ class _Seen:
     """What a stretch of snapshots has shown."""
 
     judge: Judge
-    findings: tuple[Finding, ...] = ()
+    leaks: dict[str, tuple[Finding, float]] = field(default_factory=dict)
+    """Leaks that held at some time as they were last told, and when that was, Unix time."""
     last: Snapshot | None = None
     watched_s: float | None = None
     """How long a live engine was looked at. None: a session."""
@@ -37,7 +40,12 @@ class _Seen:
 
     def take(self, snapshot: Snapshot) -> None:
         """One snapshot more."""
-        self.findings = self.judge.judge(snapshot)
+        for finding in explain.wanted(self.judge.judge(snapshot)):
+            key = explain.key_of(finding)
+            self.leaks.pop(key, None)
+            self.leaks[key] = finding, snapshot.time_s
+            while len(self.leaks) > _MOST_LEAKS:
+                del self.leaks[next(iter(self.leaks))]
         self.last = snapshot
         for engine in snapshot.engines:
             now = engine.counters
@@ -97,11 +105,15 @@ def run(parsed: argparse.Namespace) -> int:
 def lines_of(seen: _Seen, folded: Folded | None, pid: int | None) -> list[str]:
     """The table from what was seen."""
     now_s = seen.last.time_s if seen.last else 0.0
-    findings = [
-        finding
-        for finding in explain.wanted(seen.findings)
+    leaks = [
+        (finding, until)
+        for finding, until in seen.leaks.values()
         if pid is None or finding.engine_pid in (None, pid)
     ]
+    # Those that hold still come first.
+    leaks.sort(key=lambda leak: -leak[1])
+    findings = [finding for finding, _ in leaks]
+    over = {explain.key_of(finding): until for finding, until in leaks if until < now_s}
     if folded is not None:
         shares, samples = explain.split(folded), folded.total
         found: list[explain.Site] | None = explain.sites(folded)
@@ -109,7 +121,7 @@ def lines_of(seen: _Seen, folded: Folded | None, pid: int | None) -> list[str]:
         shares, samples = _recorded(seen.last, pid)
         found = None
     rates = seen.rates(pid)
-    return explain.table(findings, shares, found, rates, samples, now_s, seen.watched_s)
+    return explain.table(findings, shares, found, rates, samples, now_s, seen.watched_s, over)
 
 
 def _recorded(last: Snapshot | None, pid: int | None) -> tuple[dict[str, float], int]:

@@ -51,6 +51,11 @@ def wanted(findings: Iterable[Finding]) -> list[Finding]:
     return [finding for finding in findings if finding.rule.startswith("leak.")]
 
 
+def key_of(finding: Finding) -> str:
+    """What tells one finding from the others; the same at each moment it holds."""
+    return f"{finding.rule} {finding.engine_pid} {finding.since_s!r}"
+
+
 def sites(folded: Folded) -> list[Site]:
     """Call sites by category, in the order of `SITES`, the one with most samples first."""
     seen: Counter[tuple[str, str, tuple[str, ...]]] = Counter()
@@ -86,6 +91,7 @@ def table(
     samples: int,
     now_s: float,
     watched_s: float | None = None,
+    until_s: Mapping[str, float] | None = None,
 ) -> list[str]:
     """The lines of the table; text from outside in them is not yet made safe.
 
@@ -97,10 +103,11 @@ def table(
         samples: Samples in the capture.
         now_s: Unix time that ages are taken against.
         watched_s: For how long findings were looked for. None: over a whole session.
+        until_s: When those that hold no more were last seen, by `key_of`, Unix time.
     """
     lines: list[str] = []
     if not findings:
-        lines.append("No ghost, zombie or other leak finding holds.")
+        lines.append("No ghost, zombie or other leak was found.")
         if watched_s is not None:
             lines.append(
                 f"Watched for {_span(watched_s)}; a leak is told when it has held for a while,"
@@ -108,9 +115,11 @@ def table(
             )
         lines.append("")
     for finding in findings:
-        age = max(now_s - finding.since_s, 0.0)
+        until = (until_s or {}).get(key_of(finding))
+        age = max((now_s if until is None else until) - finding.since_s, 0.0)
         where = f" engine {finding.engine_pid}" if finding.engine_pid is not None else ""
-        lines.append(f"{finding.severity} {finding.rule}{where}, for {_span(age)}")
+        over = "" if until is None else f"; over since {_span(max(now_s - until, 0.0))}"
+        lines.append(f"{finding.severity} {finding.rule}{where}, for {_span(age)}{over}")
         lines.append(f"  {finding.summary}")
         if finding.request_ids:
             lines.append(f"  requests  {_some(finding.request_ids)}")

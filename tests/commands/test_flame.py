@@ -136,7 +136,7 @@ def test_a_process_that_is_no_engine_is_explained(
 ) -> None:
     assert main(["flame", str(busy), "--explain", "--for", "1s", "--rate", "20"]) == ExitCode.OK
     out, _ = capsys.readouterr()
-    assert "No ghost, zombie or other leak finding holds." in out
+    assert "No ghost, zombie or other leak was found." in out
     assert "allocated -" in out
     assert "free       none seen" in out
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvtop.flame.explain import balance, sites, split, table, wanted
+from kvtop.flame.explain import balance, key_of, sites, split, table, wanted
 from kvtop.flame.folded import parse
 from kvtop.model.snapshot import Finding
 
@@ -66,9 +66,15 @@ def test_the_table_puts_findings_beside_what_the_code_does() -> None:
         assert part in text
 
 
+def test_a_leak_that_is_over_is_told_as_such() -> None:
+    over = {key_of(GHOST): 160.0}
+    text = "\n".join(table([GHOST], {}, [], {}, 0, 220.0, until_s=over))
+    assert "leak.ghost-blocks engine 7, for 1 min; over since 1 min" in text
+
+
 def test_what_is_not_known_is_said() -> None:
     text = "\n".join(table([], {}, [], {}, 0, 0.0))
-    assert "No ghost, zombie or other leak finding holds." in text
+    assert "No ghost, zombie or other leak was found." in text
     assert "allocated -   freed -" in text
     assert "nothing was sampled" in text
     assert "none seen" not in text
