@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import socket
 import time
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from kvtop.errors import BadDataError, UnreachableError
 from kvtop.model.snapshot import Engine
 from kvtop.sources.answers import parse_clients, parse_snapshot
-from kvtop.sources.base import SourceError
+from kvtop.sources.base import SourceError, one_line
 
 if TYPE_CHECKING:
     import httpx
@@ -66,6 +67,29 @@ def _complete(answer: bytearray) -> bool:
     return length is not None and len(answer) >= end + 4 + int(length.group(1))
 
 
+def refusal(status: int, body: bytes) -> str:
+    """Why a probe gave no cut, as it says itself; the state of the engine is in it.
+
+    Args:
+        status: Of the answer.
+        body: JSON with `error` and `step_age_s` (`kvtop.probe.engine`), or anything.
+    """
+    text = f"the probe answers {status}"
+    try:
+        data = json.loads(body)
+    except (ValueError, RecursionError):
+        return text
+    why, age = (
+        (data.get("error"), data.get("step_age_s")) if isinstance(data, dict) else (None,) * 2
+    )
+    if not isinstance(why, str):
+        return text
+    text += f": {one_line(why)}"
+    if isinstance(age, float) and 1.0 <= age < 1e9:
+        text += f"; its last scheduler step began {age:.0f} s ago"
+    return text
+
+
 class ProbeClient:
     """One kept-alive HTTP connection to a probe.
 
@@ -111,7 +135,7 @@ class ProbeClient:
                 if answer.status_code == 404:
                     raise SourceError("the probe does not know this request", "")
                 if answer.status_code != 200:
-                    raise SourceError(f"the probe answers {answer.status_code}", "")
+                    raise SourceError(refusal(answer.status_code, bytes(body)), "")
                 return bytes(body)
         except httpx.TimeoutException:
             raise SourceError(
