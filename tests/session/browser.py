@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
-DEADLINE_S = 60.0
+DEADLINE_S = 120.0
 
 
 def find() -> str | None:

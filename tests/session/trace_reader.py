@@ -33,7 +33,7 @@ _SEND = """(async () => {
 })()"""
 _TAKE = """(async () => {
   if (!window.replies.length && !window.failed)
-    await new Promise(r => { window.wake = r; setTimeout(r, 30000); });
+    await new Promise(r => { window.wake = r; setTimeout(r, 90000); });
   if (window.failed) throw new Error(window.failed);
   const all = window.replies.splice(0); let out = "";
   for (const part of all) for (const byte of part) out += String.fromCharCode(byte);
