@@ -6,6 +6,7 @@ import asyncio
 import json
 import random
 import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -43,7 +44,11 @@ async def run(url: str, jobs: Sequence[Job], seed: int = 0) -> dict[str, int]:
     return result
 
 
-async def _one(client: httpx.AsyncClient, url: str, job: Job, text: str) -> str:
+async def _one(
+    client: httpx.AsyncClient, url: str, job: Job, text: str, reasons: list[str] | None = None
+) -> str:
+    """How a job ended; adds to `reasons` why it failed."""
+    told = [] if reasons is None else reasons
     await asyncio.sleep(job.start_s)
     prompt = job.prefix + text[len(job.prefix) :] if job.prefix else text
     body = {
@@ -58,6 +63,7 @@ async def _one(client: httpx.AsyncClient, url: str, job: Job, text: str) -> str:
     try:
         async with client.stream("POST", f"{url}/v1/completions", json=body) as answer:
             if answer.status_code != 200:
+                told.append(f"status {answer.status_code}")
                 return "failed"
             chunks = 0
             async for line in answer.aiter_lines():
@@ -66,10 +72,14 @@ async def _one(client: httpx.AsyncClient, url: str, job: Job, text: str) -> str:
                     tokens = json.loads(line.removeprefix("data: "))["usage"]["completion_tokens"]
                 if job.leave_after is not None and chunks >= job.leave_after:
                     return "left"
-    except httpx.HTTPError:
+    except httpx.HTTPError as error:
+        told.append(f"{type(error).__name__}: {error}, {tokens} tokens, {time.ctime()}")
         return "failed"
+    if tokens == job.max_tokens:
+        return "finished"
     # An answer that ends early is a lost request too.
-    return "finished" if tokens == job.max_tokens else "failed"
+    told.append(f"{tokens} tokens of {job.max_tokens}")
+    return "failed"
 
 
 class Steady:
@@ -89,6 +99,8 @@ class Steady:
         self._thread = threading.Thread(target=lambda: asyncio.run(self._run()))
         self.done = {"finished": 0, "left": 0, "failed": 0}
         """How the jobs ended; complete after the block."""
+        self.reasons: list[str] = []
+        """Why those that failed did."""
 
     def __enter__(self) -> Steady:
         self._thread.start()
@@ -112,7 +124,7 @@ class Steady:
                 prefix=system if rng.random() < 0.5 else "",
             )
             text = "".join(rng.choices("abcdefghij", k=max(job.prompt_chars, 300)))
-            self.done[await _one(client, self._url, job, text)] += 1
+            self.done[await _one(client, self._url, job, text, self.reasons)] += 1
 
 
 def mixed(count: int, seed: int = 0) -> list[Job]:

@@ -239,7 +239,7 @@ def test_rounds_under_load_leave_nothing(bare: Bare) -> None:
         for _ in range(ROUNDS):
             one_round()
     print(f"{ROUNDS} rounds, load {steady.done}, at rest {rest}")
-    assert steady.done["failed"] == 0
+    assert (steady.done["failed"], steady.reasons) == (0, [])
     assert steady.done["finished"] > 0
     assert bare.left() == NOTHING
     assert bare.quiet(rest) == rest
