@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from kvtop.draw.numbers import count, duration, percent, rate, size
 from kvtop.draw.pick import engine_of, now
-from kvtop.draw.requests import reason_text
+from kvtop.draw.requests import hit_percent, reason_text
 from kvtop.draw.style import state_style
 from kvtop.draw.text import (
     DASH,
@@ -102,9 +102,6 @@ def _find(engine: Engine | None, request_id: str) -> Request | None:
 
 def _numbers(request: Request, snap: Snapshot, view: View, width: int) -> list[Line]:
     ascii = view.ascii  # noqa: A001 - the name of the option
-    hit = None
-    if request.cached_tokens is not None and request.prompt_tokens:
-        hit = 100.0 * request.cached_tokens / request.prompt_tokens
     speed = None
     if request.output_tokens and request.age_s:
         speed = request.output_tokens / request.age_s
@@ -120,7 +117,7 @@ def _numbers(request: Request, snap: Snapshot, view: View, width: int) -> list[L
         ("output", f"{count(request.output_tokens)} of {count(request.max_tokens)} tok", ""),
         ("mean output", rate(speed), ""),
         ("computed", f"{count(request.computed_tokens)} tok", ""),
-        ("prefix hit", f"{count(request.cached_tokens)} tok {percent(hit)}", ""),
+        ("prefix hit", f"{count(request.cached_tokens)} tok {percent(hit_percent(request))}", ""),
         ("blocks", count(request.blocks), ""),
         ("shared", count(request.shared_blocks), "state.shared" if request.shared_blocks else ""),
         ("memory", size(request.kv_bytes), ""),

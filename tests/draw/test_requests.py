@@ -10,6 +10,7 @@ from kvtop.draw.requests import (
     column_at,
     columns_for,
     first_row,
+    hit_percent,
     requests_panel,
     row_at,
     visible_requests,
@@ -115,3 +116,11 @@ def test_reasons() -> None:
         lines = requests_panel(samples.with_engine(requests=(request,)), View(), 158, 2)
         texts.append(text_of(lines[1])[-30:].strip())
     assert texts == ["client gone 12s, capacity", "WAITING_FOR_FSM", "connector 33s", ""]
+
+
+def test_a_hit_after_a_preemption_is_not_a_share_of_the_prompt() -> None:
+    fresh = replace(samples.REQUESTS[0], prompt_tokens=100, cached_tokens=64, preemptions=0)
+    assert hit_percent(fresh) == 64.0
+    assert hit_percent(replace(fresh, cached_tokens=213, preemptions=1)) is None
+    # An older probe, or one that came later, may not know of the preemption.
+    assert hit_percent(replace(fresh, cached_tokens=213, preemptions=None)) is None
