@@ -34,7 +34,7 @@ from tests.vllm.server import Server, check_identities
 pytestmark = pytest.mark.vllm
 
 BLOCKS = 64
-ROUNDS = int(os.environ.get("KVTOP_ATTACH_ROUNDS", "3"))
+ROUNDS = max(3, int(os.environ.get("KVTOP_ATTACH_ROUNDS", "3")))
 PLUGIN = Path(__file__).parents[1] / "faults/plugin"
 
 # Run in the target after a detach: what is left of kvtop there.
@@ -124,6 +124,20 @@ class Bare:
             if seen == wanted or (wanted is None and same >= 10):
                 break
         return seen
+
+    def check_rest(self, before: dict[int, tuple[int, int]]) -> None:
+        """No thread and no descriptor is left by a round.
+
+        A pool of vLLM's own may have grown by one in the meantime; `ROUNDS` is at least 3, and
+        what each round left would be there so often.
+        """
+        after = self.quiet(before)
+        assert set(after) == set(before)
+        grown = {
+            pid: [now - then for now, then in zip(after[pid], before[pid], strict=True)]
+            for pid in before
+        }
+        assert all(number < 3 for numbers in grown.values() for number in numbers), grown
 
     def left(self) -> dict[str, list[str]]:
         """What a detached probe has left in the processes, all of them together."""
@@ -216,7 +230,7 @@ def test_attach_all_under_load_and_detach(bare: Bare) -> None:
     assert first.done["failed"] == steady.done["failed"] == 0
     assert steady.done["finished"] > 20
     assert bare.left() == NOTHING
-    assert bare.quiet(rest) == rest
+    bare.check_rest(rest)
     engine = bare.once()
     assert (engine["blocks"], engine["requests"]) == (None, None)
 
@@ -242,7 +256,7 @@ def test_rounds_under_load_leave_nothing(bare: Bare) -> None:
     assert (steady.done["failed"], steady.reasons) == (0, [])
     assert steady.done["finished"] > 0
     assert bare.left() == NOTHING
-    assert bare.quiet(rest) == rest
+    bare.check_rest(rest)
 
 
 def test_requests_whose_clients_went_before_are_zombies(bare: Bare) -> None:
