@@ -29,6 +29,18 @@ class AttachError(KvtopError):
         self.code = code
 
 
+class SimulatedError(AttachError):
+    """The process is an engine of `kvtop demo`, which is left as it is.
+
+    Args:
+        pid: The process.
+    """
+
+    def __init__(self, pid: int) -> None:
+        what = f"process {pid} is simulated by kvtop demo"
+        super().__init__(what, "end it there", ExitCode.USAGE)
+
+
 @dataclass(frozen=True, slots=True)
 class Ability:
     """Whether a back end can reach a process."""

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from kvtop import __version__
 from kvtop.attach import deliver
-from kvtop.attach.ability import AttachError, Backend
+from kvtop.attach.ability import AttachError, Backend, SimulatedError
 from kvtop.attach.deliver import (
     WAKE_S,
     Delivery,
@@ -29,6 +29,7 @@ from kvtop.attach.payload import NOTE_PREFIX, NOTHING_FOUND, attach_code, detach
 from kvtop.attach.procfs import Proc
 from kvtop.attach.remote import RemoteExecBackend
 from kvtop.attach.servers import FoundProcess
+from kvtop.attach.titles import Role, classify
 from kvtop.attach.with_frida import FridaBackend
 from kvtop.attach.with_gdb import GdbBackend
 from kvtop.errors import ExitCode
@@ -88,9 +89,12 @@ def attach(
         any_process: Also where no vLLM is loaded.
 
     Raises:
+        SimulatedError: It is an engine of `kvtop demo`.
         AttachError: The probe is not in; the process goes on as it was.
     """
     running = _hello(process)
+    if _simulated(process, running):
+        raise SimulatedError(process.pid)
     if running is not None and (running.version == __version__ or not replace):
         same = running.version == __version__
         more = "" if same else f"; this is kvtop {__version__}, --replace puts its own in"
@@ -128,12 +132,17 @@ def detach(process: FoundProcess, role: str, *, among: Sequence[Backend] | None 
         among: Back ends to try, in order. None: all.
 
     Raises:
+        SimulatedError: It is an engine of `kvtop demo`.
         AttachError: It is still in.
     """
+    if _simulated(process, None):
+        raise SimulatedError(process.pid)
     may_look(process)
     socket = socket_of(process)
     if socket is None:
         return Outcome(process.pid, role, False, "there is no probe in it")
+    if _simulated(process, ask(socket)):
+        raise SimulatedError(process.pid)
 
     def gone() -> bool | None:
         return None if socket.exists() else True
@@ -202,6 +211,17 @@ def _hello(process: FoundProcess) -> Hello | None:
     """What the probe of a process answers now; None: nothing answers."""
     path = socket_of(process)
     return None if path is None else ask(path)
+
+
+def _simulated(process: FoundProcess, hello: Hello | None) -> bool:
+    """Whether it is an engine of `kvtop demo`, by its command line or by what its probe says.
+
+    kvtop knows such an engine by its probe alone: without it, it would look gone.
+    """
+    if hello is not None and hello.loaded_by == "demo":
+        return True
+    title = classify(Proc().cmdline(process.pid))
+    return title is not None and title.role is Role.DEMO
 
 
 def _failure(process: FoundProcess) -> AttachError | None:

@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable
 
 from kvtop.attach import probe
-from kvtop.attach.ability import AttachError, Backend
+from kvtop.attach.ability import AttachError, Backend, SimulatedError
 from kvtop.attach.find import find_servers
 from kvtop.attach.probe import Outcome
 from kvtop.attach.select import Chosen, parse_pid, select
@@ -81,14 +81,17 @@ def each(options: argparse.Namespace, act: Callable[[Chosen], Outcome]) -> int:
         try:
             outcome = act(chosen)
         except AttachError as error:
-            failures.append(error)
+            # Of all servers it is not one; by its number it was asked for.
+            left_alone = bool(options.all) and isinstance(error, SimulatedError)
+            if not left_alone:
+                failures.append(error)
             row: dict[str, object] = {
                 "pid": process.pid,
                 "role": role,
-                "ok": False,
+                "ok": left_alone,
                 "changed": False,
             }
-            row |= {"changed": False, "text": error.what, "remedy": error.remedy}
+            row |= {"text": error.what, "remedy": error.remedy}
         else:
             row = {"pid": process.pid, "role": role, "ok": True, "changed": outcome.changed}
             row |= {"text": outcome.text, "remedy": ""}

@@ -2,16 +2,21 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from kvtop.attach import probe
-from kvtop.attach.ability import AttachError
+from kvtop.attach.ability import AttachError, SimulatedError
+from kvtop.attach.find import find_servers
+from kvtop.attach.hello import Hello
 from kvtop.attach.probe import Outcome
 from kvtop.attach.servers import Found, FoundEngine, FoundProcess, FoundServer
 from kvtop.commands import attach, detach
+from kvtop.demo.launch import running
 from kvtop.errors import ExitCode, NotFoundError, UsageError
 
 SERVER = FoundServer(
@@ -110,3 +115,34 @@ def test_the_named_way_only() -> None:
     assert chosen.name == "ptrace"
     assert attach.ways(None) is None
     assert tuple(backend.name for backend in probe.backends()) == attach.WAYS
+
+
+@pytest.fixture
+def demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    """Pid of a simulated engine, the only server there is."""
+    with running(directory=tmp_path / "run") as engine:
+        found = find_servers(socket_dir=engine.directory)
+        monkeypatch.setattr(attach, "find_servers", lambda: found)
+        yield engine.pid
+        assert engine.socket.exists()
+
+
+@pytest.mark.parametrize("command", [attach, detach], ids=["attach", "detach"])
+def test_a_simulated_engine_is_left_alone(
+    demo: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: Any
+) -> None:
+    monkeypatch.setattr(probe, "backends", lambda: pytest.fail("it was to be reached"))
+    parser = argparse.ArgumentParser()
+    command.add_arguments(parser)
+    line = f"engine {demo}: process {demo} is simulated by kvtop demo; end it there"
+    for words, code in (([str(demo)], ExitCode.USAGE), (["--all"], ExitCode.OK)):
+        assert command.run(parser.parse_args(words)) == code
+        lines = capsys.readouterr().out.splitlines()
+        assert lines[0] == line
+
+
+def test_a_probe_that_says_it_is_simulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = Hello("1", "engine", 5, "ok", "", "demo", None, ())
+    monkeypatch.setattr(probe, "_hello", lambda _process: said)
+    with pytest.raises(SimulatedError):
+        probe.attach(FoundProcess(os.getpid(), os.getpid(), os.getuid(), 1), "engine", among=())
