@@ -11,7 +11,7 @@ from kvtop.errors import ExitCode, UsageError
 from kvtop.model.snapshot import Snapshot
 from kvtop.session.diff import Change, difference
 from kvtop.session.text import plain
-from kvtop.session.units import Span, parse_moment, utc
+from kvtop.session.units import Span, parse_moment_within, utc
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -64,7 +64,7 @@ def _load(file: str, moment: str) -> Snapshot:
     if file == "-":
         raise UsageError("a difference needs files", "standard input cannot be read twice")
     with opened(file) as reader:
-        return reader.snapshot_at(parse_moment(moment, Span(reader.first_s, reader.last_s)))
+        return reader.snapshot_at(parse_moment_within(moment, Span(reader.first_s, reader.last_s)))
 
 
 def _as_json(before: Snapshot, after: Snapshot, changes: list[Change]) -> dict[str, object]:

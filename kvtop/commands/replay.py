@@ -16,7 +16,7 @@ from kvtop.model.codec import once_json
 from kvtop.model.snapshot import Finding
 from kvtop.session.reader import SessionReader
 from kvtop.session.replay import SPEEDS, Replay
-from kvtop.session.units import Span, parse_moment
+from kvtop.session.units import Span, parse_moment_within
 from kvtop.session.walk import Walk
 
 
@@ -87,7 +87,7 @@ def _judged(path: Path, tick: int) -> tuple[Finding, ...]:
 def _tick(reader: SessionReader, moment: str | None, last: bool) -> int:
     if moment is None:
         return reader.last_tick if last else reader.first_tick
-    return reader.tick_at(parse_moment(moment, Span(reader.first_s, reader.last_s)))
+    return reader.tick_at(parse_moment_within(moment, Span(reader.first_s, reader.last_s)))
 
 
 def _speed(text: str) -> float:

@@ -56,6 +56,17 @@ class Span:
     last_s: float
     """Time of the last tick."""
 
+    def outside(self, time_s: float) -> bool:
+        """Whether a moment is before its start or after its end.
+
+        Moments are shown and typed in whole seconds, so a second more or less is within.
+        """
+        return not self.first_s - 1 <= time_s <= self.last_s + 1
+
+    def text(self) -> str:
+        """Its two ends in UTC, for messages."""
+        return f"{utc(self.first_s)} to {utc(self.last_s)}"
+
 
 def parse_moment(text: str, span: Span, zone: tzinfo | None = timezone.utc) -> float:
     """Unix seconds of a typed moment.
@@ -94,6 +105,18 @@ def parse_moment(text: str, span: Span, zone: tzinfo | None = timezone.utc) -> f
     except (ValueError, OverflowError):
         pass
     raise UsageError(f"'{text}' is not a moment", "write for example 12:04:51, 50%, +90s or -30s")
+
+
+def parse_moment_within(text: str, span: Span) -> float:
+    """`parse_moment` where nobody would see that another moment is shown: in UTC.
+
+    Raises:
+        UsageError: It is no moment, or not one of the session.
+    """
+    moment = parse_moment(text, span)
+    if span.outside(moment):
+        raise UsageError(f"'{text}' is outside the recording, which holds {span.text()}")
+    return moment
 
 
 def _clock_time(clock: re.Match[str], span: Span, zone: tzinfo | None) -> float:

@@ -153,12 +153,17 @@ class Deck:
     def seek(self, text: str) -> str:
         """Go to a typed moment, times of day as the screen shows them; a message or nothing."""
         position = self._replay.position()
+        span = Span(position.first_s, position.last_s)
         try:
-            moment = parse_moment(text, Span(position.first_s, position.last_s), zone=None)
+            moment = parse_moment(text, span, zone=None)
         except UsageError as error:
             return error.line()
         self._replay.seek_time(moment)
-        return ""
+        if not span.outside(moment):
+            return ""
+        # The nearest moment is shown; the times are those of the screen.
+        ends = f"{clock(span.first_s)} to {clock(span.last_s)}"
+        return f"'{text}' is outside the recording; it holds {ends}"
 
     def _events(self) -> list[tuple[Event, str]]:
         found = [(event, "") for event in self._replay.events()] + self._scan.events

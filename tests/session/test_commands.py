@@ -146,6 +146,8 @@ def test_replay_prints_one_moment(tmp_path: Path, capsys: pytest.CaptureFixture[
     out = json.loads(capsys.readouterr().out)
     assert out["time"] == live[0].time_s
     assert out["engines"][0]["blocks"]["total"] == 300
+    with pytest.raises(UsageError, match="outside the recording"):
+        call(replay, str(path), "--text", "--at", "+3h")
     assert call(replay, str(path), "--text") == ExitCode.OK
     assert "engine 0" in capsys.readouterr().out
     with pytest.raises(UsageError, match="needs a terminal"):
@@ -216,6 +218,8 @@ def test_diff_forms(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         call(diff, path, path)
     with pytest.raises(UsageError, match="not a moment"):
         call(diff, f"{path}@teatime")
+    with pytest.raises(UsageError, match="outside the recording"):
+        call(diff, f"{path}@+3h")
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,15 @@ from __future__ import annotations
 import pytest
 
 from kvtop.errors import UsageError
-from kvtop.session.units import Span, parse_duration, parse_moment, parse_size, span_text, utc
+from kvtop.session.units import (
+    Span,
+    parse_duration,
+    parse_moment,
+    parse_moment_within,
+    parse_size,
+    span_text,
+    utc,
+)
 
 SPAN = Span(1_764_453_904.0, 1_764_453_904.0 + 7200)  # 22:05:04 to 00:05:04 UTC
 
@@ -58,6 +66,18 @@ def test_moments(text: str, offset: float) -> None:
 def test_no_moments(text: str) -> None:
     with pytest.raises(UsageError):
         parse_moment(text, SPAN)
+
+
+@pytest.mark.parametrize("text", ["12:00:00", "+3h", "-3h", "2025-11-28T22:06:04Z", "00:05:06"])
+def test_moments_outside(text: str) -> None:
+    with pytest.raises(UsageError, match="2025-11-29T22:05:04Z to 2025-11-30T00:05:04Z"):
+        parse_moment_within(text, SPAN)
+
+
+def test_a_shown_second_is_not_outside() -> None:
+    begun_within_it = Span(SPAN.first_s + 0.4, SPAN.last_s)
+    assert parse_moment_within("22:05:04", begun_within_it) == SPAN.first_s
+    assert parse_moment_within("50%", SPAN) == SPAN.first_s + 3600
 
 
 def test_texts() -> None:

@@ -144,8 +144,11 @@ async def test_typed_moments(deck: Deck, monkeypatch: pytest.MonkeyPatch) -> Non
     # As the screen shows it: local time.
     from kvtop.draw.numbers import clock
 
-    deck.seek(clock(first + 15))
+    assert deck.seek(clock(first + 15)) == ""
     assert await shown(deck) == 16
+    # The nearest is shown, and it is said that it is another one.
+    assert f"is outside the recording; it holds {clock(first)} to" in deck.seek("+3h")
+    assert await shown(deck) == 60
 
 
 def test_speed_and_pause(deck: Deck) -> None:
