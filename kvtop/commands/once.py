@@ -22,6 +22,8 @@ from kvtop.stream.target import Target, check_target
 
 PATIENCE_S = 3.0
 """Longest wait for sources that have not answered yet."""
+LOOK_S = 12.0
+"""Longest wait for the first look at this machine's processes, where it is that busy."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -78,14 +80,16 @@ def outcome(snapshot: Snapshot) -> ExitCode:
     """What the shell is told: a server was found, none was, or a probe is there and silent."""
     if not any(e.metrics or (e.pid is not None and e.alive) for e in snapshot.engines):
         # A machine so busy that even /proc was not read in time is no proof of absence.
-        looked = not any(
-            s.kind == "discovery" and s.state is SourceState.STARTING for s in snapshot.sources
-        )
-        return ExitCode.NOT_FOUND if looked else ExitCode.UNREACHABLE
+        return ExitCode.UNREACHABLE if _is_looking(snapshot) else ExitCode.NOT_FOUND
     silent = (SourceState.FAILED, SourceState.STARTING)
     if any(s.kind == "engine" and s.state in silent for s in snapshot.sources):
         return ExitCode.UNREACHABLE
     return ExitCode.OK
+
+
+def _is_looking(snapshot: Snapshot) -> bool:
+    """Whether the first look for servers is not over."""
+    return any(s.kind == "discovery" and s.state is SourceState.STARTING for s in snapshot.sources)
 
 
 async def take(
@@ -113,7 +117,8 @@ async def take(
         async for snapshot in live.snapshots():
             now = time.monotonic()
             findings = judge(snapshot)
-            if complete_at is None and (settled(snapshot) or now >= deadline):
+            looked = not _is_looking(snapshot) or now >= deadline + LOOK_S - PATIENCE_S
+            if complete_at is None and (settled(snapshot) or (looked and now >= deadline)):
                 complete_at = now
             if complete_at is not None and (not rates or now - complete_at >= options.interval_s):
                 return snapshot, findings

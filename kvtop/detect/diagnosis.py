@@ -45,6 +45,8 @@ TOO_LITTLE = (
 """Findings that say that blocks are short."""
 LOST_SHARE = 10.0
 """Percent of the pool: less than this held badly does not explain a full pool."""
+FULL_PERCENT = 95.0
+"""Percent of the pool in use: from here on it is not called well while requests wait."""
 ROOM_PERCENT = 85.0
 """Percent of the GPU: below it there is room for a larger reservation."""
 
@@ -52,7 +54,7 @@ NAMES = {
     "diagnosis.too-little-memory": "Too little memory for this load",
     "diagnosis.memory-held-badly": "Memory is held badly",
     "diagnosis.memory-fine": "Nothing is wrong with memory",
-    "diagnosis.engine-stuck": "Nothing is wrong with memory: the engine is stuck",
+    "diagnosis.engine-stuck": "The engine is stuck, stopped or gone",
     "diagnosis.unknown": "Cannot tell",
 }
 """Every verdict with its opening words."""
@@ -206,6 +208,18 @@ def diagnose(track: Track, engine: EngineTrack, findings: list[Finding]) -> Find
         ghosts = count(counts.ghost, "block is a ghost", "blocks are ghosts")
         return verdict("diagnosis.unknown", f"{ghosts} now; watching whether they stay.", "")
     waiting = len(engine.requests.totals.waiting) if engine.probe_fresh else None
+    if counts is None:
+        # Gauges count blocks in use; whose they are, and whether they come back, is not in them.
+        return verdict(
+            "diagnosis.unknown",
+            "the gauges show nothing wrong, and lost or held blocks are not in them.",
+            engine.engine.probe_reason or "",
+        )
+    if engine.kv_used_percent >= FULL_PERCENT and waiting:
+        queue = count(waiting, "request waits", "requests wait")
+        return verdict(
+            "diagnosis.unknown", f"the pool is full now and {queue}; watching whether it stays.", ""
+        )
     why = (
         ""
         if not waiting

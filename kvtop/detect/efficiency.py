@@ -8,6 +8,7 @@ from kvtop.detect.engine_track import EngineTrack
 from kvtop.detect.rule import NOTHING, Candidate, Rule, Verdict, duration
 from kvtop.detect.thresholds import Thresholds
 from kvtop.detect.track import Track
+from kvtop.model.tokens import token_use_percent
 
 
 def hit_rate_fallen(track: Track, engine: EngineTrack, limits: Thresholds) -> Verdict:
@@ -81,7 +82,9 @@ def slack(_track: Track, engine: EngineTrack, limits: Thresholds) -> Verdict:
     share = 100.0 * totals.slack / (totals.owned * size)
     if used < limits.slack_use_percent or share < limits.slack_percent / 2:
         return NOTHING
-    filled = used * (100.0 - share) / 100.0
+    filled = token_use_percent(engine.engine, engine.engine.pools[0])
+    if filled is None:
+        return None
     return (
         Candidate(
             summary=f"{used:.0f} % of the blocks are in use but only about {filled:.0f} % of the "

@@ -9,6 +9,7 @@ from kvtop.detect.rule import NOTHING, Candidate, Verdict, count, duration, show
 from kvtop.detect.thresholds import Thresholds
 from kvtop.detect.track import Track
 from kvtop.model.snapshot import Request
+from kvtop.model.tokens import token_use_percent
 
 PREEMPTIONS = COLUMNS.index("preemptions")
 
@@ -24,7 +25,7 @@ def kv_full(_track: Track, engine: EngineTrack, limits: Thresholds) -> Verdict:
     evidence = {"used": f"{used:.1f} % of blocks"}
     if counts is not None:
         evidence["free + cached"] = f"{counts.free + counts.cached} of {counts.usable} blocks"
-        filled = _filled_percent(engine)
+        filled = token_use_percent(engine.engine, engine.engine.pools[0])
         if filled is not None:
             evidence["token slots filled"] = f"{filled:.1f} %"
     waiting = len(totals.waiting) if counts is not None else metrics.waiting if metrics else None
@@ -41,17 +42,6 @@ def kv_full(_track: Track, engine: EngineTrack, limits: Thresholds) -> Verdict:
             evidence=evidence,
         ),
     )
-
-
-def _filled_percent(engine: EngineTrack) -> float | None:
-    """Token slots of the pool that hold a token: blocks in use say more than is stored."""
-    counts, totals = engine.counts, engine.requests.totals
-    size = engine.engine.block_size
-    if counts is None or not size or totals.slack is None or totals.owned is None:
-        return None
-    if counts.usable <= 0:
-        return None
-    return 100.0 * max(0, totals.owned * size - totals.slack) / (counts.usable * size)
 
 
 def storm(_track: Track, engine: EngineTrack, limits: Thresholds) -> Verdict:

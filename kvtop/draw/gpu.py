@@ -15,7 +15,7 @@ from kvtop.draw.pick import engine_of, gpu_of, greyed, is_old, old_line, source_
 from kvtop.draw.text import DASH, Field, block, clip, fields, fit, line_width, safe, wrap
 from kvtop.draw.view import Line, Run, View
 from kvtop.model.blocks import LETTERS, BlockState
-from kvtop.model.snapshot import Engine, Gpu, GpuProcess, Snapshot
+from kvtop.model.snapshot import Engine, Gpu, GpuProcess, Snapshot, SourceStatus
 
 _CHART_MIN = 5
 
@@ -40,7 +40,7 @@ def gpu_panel(snap: Snapshot, view: View, width: int, height: int) -> list[Line]
     gpu = gpu_of(snap, view)
     source = source_of(snap, "nvml")
     if gpu is None:
-        return block(_no_gpu(why(source, view.ascii), width), width, height)
+        return block(_no_gpu(source, view, width), width, height)
     lines = [] if gpu.error else _figures(snap, view, gpu, width)
     old = is_old(source)
     if old:
@@ -65,8 +65,10 @@ def gpu_panel(snap: Snapshot, view: View, width: int, height: int) -> list[Line]
     return block(lines, width, height)
 
 
-def _no_gpu(reason: str, width: int) -> list[Line]:
-    text = "No GPU figures" + (f": {reason}" if reason else " yet")
+def _no_gpu(source: SourceStatus | None, view: View, width: int) -> list[Line]:
+    reason = why(source, view.ascii)
+    nothing = " yet" if source is not None else ": not asked for"
+    text = "No GPU figures" + (f": {reason}" if reason else nothing)
     return [((line, "warn" if reason else "dim"),) for line in wrap(text, width)]
 
 

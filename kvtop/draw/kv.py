@@ -17,6 +17,7 @@ from kvtop.draw.text import Field, block, clip, fields, line_width, safe, wrap
 from kvtop.draw.view import Line, Run, View
 from kvtop.model.blocks import LETTERS, BlockCounts, BlockState
 from kvtop.model.snapshot import Engine, Phase, Pool, Snapshot
+from kvtop.model.tokens import token_use_percent
 
 _GONE = ("process gone: these are its last values", "process gone")
 _STATES = (
@@ -216,28 +217,6 @@ def _hits(engine: Engine) -> Line:
     window = metrics.prefix_hit_percent if metrics else None
     total = metrics.prefix_hit_total_percent if metrics else None
     return (("hit ", "label"), (f"{percent(window)}/{percent(total)}", "value"))
-
-
-def token_use_percent(engine: Engine, pool: Pool) -> float | None:
-    """Share of the pool's token slots that hold a token of a request, 0-100.
-
-    Blocks in use times their size, less the slots that requests say are empty. None: a
-    request does not tell, or the groups have blocks of different sizes.
-    """
-    tokens = engine.block_size
-    sizes = {group.block_size_tokens for group in engine.groups}
-    if engine.requests is None or not tokens or pool.counts.usable <= 0 or sizes - {tokens}:
-        return None
-    slack = 0
-    for request in engine.requests:
-        if request.blocks == 0:
-            continue
-        if request.slack_tokens is None:
-            return None
-        slack += request.slack_tokens
-    counts = pool.counts
-    filled = (counts.used + counts.shared + counts.held) * tokens - slack
-    return 100.0 * max(filled, 0) / (counts.usable * tokens)
 
 
 def _use(engine: Engine, pool: Pool, width: int) -> Line:

@@ -44,9 +44,11 @@ def plain(snapshot: Snapshot, findings: Iterable[Finding] = ()) -> list[str]:
     demo = "  DEMO" if snapshot.demo else ""
     lines = [f"kvtop {snapshot.version}  {visible(snapshot.host)}{demo}"]
     for source in snapshot.sources:
-        if source.state in (SourceState.FAILED, SourceState.STALE) or source.reason:
+        if source.state not in (SourceState.OK, SourceState.OFF) or source.reason:
             remedy = f"; {source.remedy}" if source.remedy else ""
             text = source.reason + remedy
+            if source.state is SourceState.STARTING and not text:
+                text = "it has not answered yet; this machine may be very busy"
             lines.append(f"{visible(source.name)}: {source.state.value}: {visible(text)}")
     lines += [_gpu(gpu) for gpu in snapshot.gpus]
     for engine in snapshot.engines:

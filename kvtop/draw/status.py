@@ -86,7 +86,7 @@ def _engine_fields(snap: Snapshot, view: View, engine: Engine) -> list[Field]:
         parts.append((9, ((safe(engine.state, view.ascii), "label"),)))
     parts.append((2, _probe(snap, view, engine)))
     if view.player is None:
-        parts.append((10, ((f"every {duration(view.interval_s)}", "label"),)))
+        parts.append((10, ((f"every {view.interval_s:g}s", "label"),)))
     return parts
 
 
@@ -187,6 +187,12 @@ def sources_panel(snap: Snapshot, view: View, width: int, height: int) -> list[L
     for source in sorted(snap.sources, key=lambda source: RANK[source.state]):
         lines += _source_lines(source, snap, view, width)
     engine = engine_of(snap, view)
+    for other in snap.engines:
+        asked = any(s.kind == "engine" and s.target_pid == other.pid for s in snap.sources)
+        if other.pid is not None and other.probe is None and not asked:
+            lines.append(((pad(f"engine {other.pid}", 30), ""), ("  ", ""), ("no probe", "warn")))
+            said = safe(other.probe_reason, view.ascii)
+            lines += [((f"  {line}", "label"),) for line in wrap(said, max(width - 2, 1)) if said]
     if engine is not None and engine.probe is not None:
         probe = engine.probe
         cost = f"probe {safe(probe.version, view.ascii)}: step {count(probe.step)}"

@@ -17,6 +17,8 @@ from kvtop.sources.base import SourceError, one_line
 if TYPE_CHECKING:
     import httpx
 
+MAX_PATIENCE_S = 8.0
+"""Longest wait for one answer."""
 MAX_ANSWER_BYTES = 8 * 2**20
 """Larger answers are refused: 200,000 blocks and 10,000 requests need a quarter of it."""
 
@@ -96,11 +98,16 @@ class ProbeClient:
     Args:
         path: The probe's Unix socket.
         timeout_s: For connecting and for each answer.
+
+    Attributes:
+        patience_s: The timeout of the next request. On a saturated machine an answer takes
+            longer than it should: after each one that was missed it is given twice as long,
+            up to `MAX_PATIENCE_S`, so that it comes at all.
     """
 
     def __init__(self, path: str, timeout_s: float = 2.0) -> None:
         self._path = path
-        self._timeout_s = timeout_s
+        self._timeout_s = self.patience_s = timeout_s
         self._client: httpx.AsyncClient | None = None
 
     async def get(self, target: str) -> bytes:
@@ -124,7 +131,7 @@ class ProbeClient:
                 headers={"accept-encoding": "identity"},
             )
         try:
-            async with self._client.stream("GET", target) as answer:
+            async with self._client.stream("GET", target, timeout=self.patience_s) as answer:
                 body = bytearray()
                 if answer.headers.get("content-encoding", "identity") != "identity":
                     raise SourceError("the probe packs its answer, which no kvtop probe does")
@@ -136,8 +143,10 @@ class ProbeClient:
                     raise SourceError("the probe does not know this request", "")
                 if answer.status_code != 200:
                     raise SourceError(refusal(answer.status_code, bytes(body)), "")
+                self.patience_s = self._timeout_s
                 return bytes(body)
         except httpx.TimeoutException:
+            self.patience_s = min(2.0 * self.patience_s, MAX_PATIENCE_S)
             raise SourceError(
                 "the probe does not answer in time", "the process may be stopped: `kvtop doctor`"
             ) from None
@@ -164,13 +173,17 @@ class _ProbeSource:
     """What the two roles share: a client and a target pid."""
 
     kind = "engine"
-    deadline_s = 3.0
 
     def __init__(self, name: str, path: str, pid: int, period_s: float) -> None:
         self.name = name
         self.target_pid: int | None = pid
         self.period_s = period_s
         self.client = ProbeClient(path)
+
+    @property
+    def deadline_s(self) -> float:
+        """Seconds after which a read is given up: longer than the client's own patience."""
+        return self.client.patience_s + 1.0
 
     async def close(self) -> None:
         """Close the connection."""

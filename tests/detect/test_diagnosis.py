@@ -8,7 +8,7 @@ import pytest
 
 from kvtop.detect.diagnosis import NAMES
 from kvtop.detect.judge import Judge
-from kvtop.model.snapshot import EngineMetrics, Finding
+from kvtop.model.snapshot import EngineMetrics, Finding, Phase
 from tests.detect.build import Load, Sim, gpu, watch
 
 KNOB = re.compile(r"--[a-z-]+")
@@ -136,3 +136,21 @@ def test_no_knob_is_ever_turned_both_ways_at_once(seed: int, used: float) -> Non
                     turned.setdefault(knob, set()).add(way)
         assert all(len(ways) == 1 for ways in turned.values())
         assert len(turned) <= 1
+
+
+def test_gauges_alone_do_not_vouch_for_the_blocks() -> None:
+    sim, judge = Sim(), Judge()
+    sim.has_probe = False
+    sim.metrics = EngineMetrics(kv_used_percent=11.0, running=1, waiting=0)
+    finding = verdict(watch(sim, judge, 10))
+    assert finding.rule == "diagnosis.unknown"
+    assert "lost or held blocks are not in them" in finding.summary
+
+
+def test_a_pool_that_is_full_with_a_queue_is_not_called_well() -> None:
+    sim, judge = Sim(blocks=100), Judge()
+    full_pool(sim)
+    sim.start("more", blocks=3)
+    sim.start("queued", blocks=0, phase=Phase.WAITING, status="WAITING")
+    for look in watch(sim, judge, 12):
+        assert look[0].rule != "diagnosis.memory-fine"

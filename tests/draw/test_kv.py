@@ -2,10 +2,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from kvtop.draw.kv import alarm_lines, kv_panel, refs_off, state_line, token_use_percent
+from kvtop.draw.kv import alarm_lines, kv_panel, refs_off, state_line
 from kvtop.draw.view import Line, View
 from kvtop.model.blocks import BlockState, count_states
 from kvtop.model.snapshot import Group, Pool, SourceState
+from kvtop.model.tokens import token_use_percent
 from tests.draw import samples
 from tests.draw.golden import styles_of, text_of
 

@@ -99,6 +99,31 @@ async def test_a_packed_answer_is_refused_unopened(tmp_path: Path) -> None:
         await source.close()
 
 
+async def test_a_slow_probe_is_given_longer_until_it_answers(tmp_path: Path) -> None:
+    silent = 3
+
+    def answer(peer: socket.socket) -> None:
+        nonlocal silent
+        if silent:
+            silent -= 1
+            peer.recv(1)  # until the client gives up
+        else:
+            peer.sendall(whole(b"{}"))
+
+    with behind(tmp_path / "s", answer) as path:
+        client = ProbeClient(path, timeout_s=0.05)
+        given = []
+        for _ in range(3):
+            given.append(client.patience_s)
+            with pytest.raises(SourceError, match="in time"):
+                await client.get("/v1/snapshot")
+        assert given == [0.05, 0.1, 0.2]
+        client.patience_s = 5.0
+        assert await client.get("/v1/snapshot") == b"{}"
+        assert client.patience_s == 0.05
+        await client.close()
+
+
 async def test_an_endless_answer_is_given_up(tmp_path: Path) -> None:
     def answer(peer: socket.socket) -> None:
         peer.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 999999999\r\n\r\n")
