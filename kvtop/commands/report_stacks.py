@@ -6,6 +6,7 @@ from collections import Counter
 
 from kvtop.errors import BadDataError
 from kvtop.flame import svg
+from kvtop.flame.capture import counted, shares_note
 from kvtop.flame.explain import split
 from kvtop.flame.folded import Folded, code_of
 from kvtop.flame.record import folded_of
@@ -52,14 +53,17 @@ def _summary(capture: StackCapture, picture: bool) -> CaptureSummary:
         folded = None
     if folded is None:
         return CaptureSummary(title, f"no stacks: {capture.outcome}")
+    idle, gil = (word in capture.mode.split(", ") for word in ("idle", "gil"))
     note = (
-        f"{capture.samples:,} samples in {capture.seconds:.0f} s at {capture.rate_hz} a second,"
+        f"{capture.samples:,} samples in {capture.seconds:.0f} s, {counted(idle=idle, gil=gil)}"
+        f" (up to {capture.seconds * capture.rate_hz:,.0f} looks, {capture.rate_hz} a second),"
         f" {capture.mode}"
     )
     if capture.errors:
         note += f", {capture.errors:,} unreadable"
     if capture.left_out:
         note += f", {capture.left_out:,} rare stacks left out"
+    note += shares_note(idle=idle, gil=gil)
     shares = ", ".join(f"{name} {share:.0f} %" for name, share in split(folded).items())
     image = svg.write(build(folded), title, "", _LEAST_PIXELS) if picture else ""
     # Inside HTML it is no document of its own.

@@ -347,7 +347,25 @@ def title_of(plan: Plan, time_s: float) -> str:
     """A heading: what was captured, where and when."""
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(time_s))
     name = without_secrets(target.command_of(plan.pid))
-    return one_line(f"{socket.gethostname()} pid {plan.pid} {name} {when}", 160)
+    who = counted(idle=plan.idle, gil=plan.gil)
+    return one_line(f"{socket.gethostname()} pid {plan.pid} {when}, {who}: {name}", 160)
+
+
+def counted(*, idle: bool, gil: bool) -> str:
+    """Whose samples a capture holds, for headings: what is left out, nobody sees in the graph."""
+    if gil:
+        return "only the thread with Python's lock"
+    return "busy and waiting threads" if idle else "busy threads only"
+
+
+def shares_note(*, idle: bool, gil: bool) -> str:
+    """What the shares of a graph are not; empty where waiting threads are in it."""
+    if idle and not gil:
+        return ""
+    what = "busy samples"
+    if gil:
+        what = "samples with Python's lock"
+    return f"; waiting is left out: shares are of {what}, not of time"
 
 
 def without_secrets(text: str) -> str:

@@ -14,7 +14,7 @@ from pathlib import Path
 from kvtop import __version__
 from kvtop.errors import BadDataError, DeniedError, StorageError, UsageError
 from kvtop.flame import html, speedscope, svg
-from kvtop.flame.capture import Capture
+from kvtop.flame.capture import Capture, counted, shares_note
 from kvtop.flame.folded import Folded, format_folded, parse, read_text
 from kvtop.flame.tree import build
 
@@ -42,10 +42,19 @@ def default_name(pid: int, time_s: float, form: str, host: str | None = None) ->
 
 
 def note_of(capture: Capture) -> str:
-    """One line about a capture: how many samples, how taken."""
-    mode = "blocking" if capture.plan.stops else "non-blocking"
-    text = f"{capture.samples:,} samples in {capture.seconds:.0f} s, {mode}"
-    return text + (f", {capture.errors:,} unreadable" if capture.errors else "")
+    """One line about a capture: how many samples of whom, how many were asked for, how taken.
+
+    py-spy counts a sample for each thread that is kept; a look at threads that all wait
+    brings none.
+    """
+    plan = capture.plan
+    mode = "blocking" if plan.stops else "non-blocking"
+    looks = round(plan.seconds * plan.rate_hz)
+    text = f"{capture.samples:,} samples in {capture.seconds:.0f} s,"
+    text += f" {counted(idle=plan.idle, gil=plan.gil)}"
+    text += f" ({looks:,} looks asked for, {plan.rate_hz} a second), {mode}"
+    text += f", {capture.errors:,} unreadable" if capture.errors else ""
+    return text + shares_note(idle=plan.idle, gil=plan.gil)
 
 
 def render(folded: Folded, form: str, note: str = "", hz: float | None = None) -> str:

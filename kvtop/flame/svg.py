@@ -10,9 +10,13 @@ from kvtop.flame.tree import Tree
 WIDTH = 1200
 """Pixels."""
 _ROW = 17
-_TOP = 48
+_TOP = 62
+_TITLE_Y, _NOTE_Y, _LEGEND_Y = 18, 33, 51
 _MIN_PIXELS = 0.3
-_CHAR = 6.6
+_CHAR = 6.7
+"""Width of a character at 11 pixels; that of the usual monospace fonts is at most 0.61 of it."""
+_TITLE_SIZE = 14
+_ROOM = WIDTH - 16
 _MOST_FRAMES = 40_000
 
 
@@ -21,8 +25,8 @@ def write(tree: Tree, title: str, note: str = "", least: float = _MIN_PIXELS) ->
 
     Args:
         tree: The merged stacks.
-        title: First line; may come from outside.
-        note: Second line: samples, rate, mode.
+        title: First line, cut to the width; may come from outside.
+        note: Second line: samples, rate, mode; cut as well.
         least: Frames narrower than so many of the 1200 pixels are left out.
     """
     boxes, deepest = _boxes(tree, least)
@@ -32,8 +36,10 @@ def write(tree: Tree, title: str, note: str = "", least: float = _MIN_PIXELS) ->
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}"'
         f' viewBox="0 0 {WIDTH} {height}" font-family="monospace" font-size="11">\n'
         '<rect width="100%" height="100%" fill="#ffffff"/>\n'
-        f'<text x="8" y="18" font-size="14">{_text(title)}</text>\n',
-        _legend(tree, note),
+        f'<text x="8" y="{_TITLE_Y}" font-size="{_TITLE_SIZE}">'
+        f"{_text(_cut(title, _ROOM / (_CHAR * _TITLE_SIZE / 11)))}</text>\n",
+        f'<text x="8" y="{_NOTE_Y}">{_text(_cut(note, _ROOM / _CHAR))}</text>\n' if note else "",
+        _legend(tree),
     ]
     whole = max(tree.total[0], 1)
     for node, depth, x, width in boxes:
@@ -43,7 +49,7 @@ def write(tree: Tree, title: str, note: str = "", least: float = _MIN_PIXELS) ->
         category = tree.category(node)
         y = _TOP + depth * _ROW
         room = int((width - 4) / _CHAR)
-        label = name if len(name) <= room else name[: max(room - 1, 0)] + "…"
+        label = _cut(name, room)
         parts.append(
             f"<g><title>{_text(name)}: {tree.total[node]:,} {_text(tree.unit)}, {share:.2f} %,"
             f" self {own:.2f} %, {category}</title>"
@@ -77,7 +83,12 @@ def _boxes(tree: Tree, least: float) -> tuple[list[tuple[int, int, float, float]
     return out, deepest
 
 
-def _legend(tree: Tree, note: str) -> str:
+def _cut(text: str, room: float) -> str:
+    """Text of at most so many characters."""
+    return text if len(text) <= room else text[: max(int(room) - 1, 0)] + "…"
+
+
+def _legend(tree: Tree) -> str:
     whole = max(tree.total[0], 1)
     x = 8.0
     out = []
@@ -85,12 +96,10 @@ def _legend(tree: Tree, note: str) -> str:
     for name, count in sorted(shares.items(), key=lambda item: -item[1]):
         label = f"{name} {percent(count, whole)}"
         out.append(
-            f'<rect x="{x:.0f}" y="27" width="10" height="10" fill="{COLOURS[name]}"/>'
-            f'<text x="{x + 13:.0f}" y="36">{_text(label)}</text>\n'
+            f'<rect x="{x:.0f}" y="{_LEGEND_Y - 9}" width="10" height="10" fill="{COLOURS[name]}"/>'
+            f'<text x="{x + 13:.0f}" y="{_LEGEND_Y}">{_text(label)}</text>\n'
         )
         x += 24 + len(label) * _CHAR
-    if note:
-        out.append(f'<text x="{WIDTH - 8}" y="18" text-anchor="end">{_text(note)}</text>\n')
     return "".join(out)
 
 

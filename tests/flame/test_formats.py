@@ -13,6 +13,7 @@ import pytest
 
 from kvtop.errors import BadDataError, DeniedError, StorageError, UsageError
 from kvtop.flame import files, html, speedscope, svg
+from kvtop.flame.capture import Capture, Plan, title_of
 from kvtop.flame.folded import Folded, parse
 from kvtop.flame.tree import build
 
@@ -144,6 +145,35 @@ def test_the_picture_parses_and_has_the_frames() -> None:
     assert hot == pytest.approx(0.7 * svg.WIDTH, abs=1)
     text = " ".join(node.text or "" for node in root.iter(f"{space}text"))
     assert "box </script><b> pid 1" in text
+
+
+def test_heads_of_the_picture_have_lines_of_their_own_and_fit() -> None:
+    root = ElementTree.fromstring(svg.write(build(FOLDED), "t" * 400, "n" * 400))
+    texts = list(root.iter("{http://www.w3.org/2000/svg}text"))
+    title, note, legend = texts[:3]
+    assert float(title.attrib["y"]) < float(note.attrib["y"]) - 11
+    assert float(note.attrib["y"]) < float(legend.attrib["y"]) - 11
+    for node, size in ((title, 14), (note, 11)):
+        assert (node.text or "").endswith("…")
+        # 0.6 of the size is what a character of the usual monospace fonts takes.
+        assert svg.WIDTH * 0.9 < len(node.text or "") * size * 0.6 < svg.WIDTH - 8
+
+
+@pytest.mark.parametrize(
+    ("words", "who", "shares"),
+    [
+        ({}, "busy threads only", "shares are of busy samples, not of time"),
+        ({"idle": True}, "busy and waiting threads", ""),
+        ({"gil": True}, "only the thread with Python's lock", "not of time"),
+    ],
+)
+def test_a_capture_says_what_it_counts(words: dict[str, bool], who: str, shares: str) -> None:
+    plan = Plan(os.getpid(), seconds=10, rate_hz=200, **words)  # type: ignore[arg-type]
+    note = files.note_of(Capture(plan, FOLDED, 0.0, 10.0, 35, 0))
+    assert note.startswith(f"35 samples in 10 s, {who} (2,000 looks asked for, 200 a second)")
+    assert shares in note
+    assert ("waiting is left out" in note) == bool(shares)
+    assert who in title_of(plan, 0.0)
 
 
 def test_the_page_is_one_file_and_holds_the_tree() -> None:

@@ -211,7 +211,10 @@ def test_a_report_shows_them_and_no_name_is_left(
     for text in (capsys.readouterr().out, (tmp_path / "r.html").read_text()):
         assert "Flame graphs" in text
         assert "for health.stalled" in text
-        assert "42 samples in 30 s at 200 a second, non-blocking, 3 unreadable" in text
+        assert "42 samples in 30 s, busy threads only" in text
+        assert "(up to 5,900 looks, 200 a second)" in text
+        assert "3 unreadable" in text
+        assert "waiting is left out: shares are of busy samples, not of time" in text
         assert "schedule" in text
         assert "no stacks: no rights; be root" in text
     assert "95.2 %" in text
