@@ -2,7 +2,7 @@
 
 Replaced: request ids, model names and paths, LoRA names, host names and addresses, user
 names, home directories, command lines, GPU serials, and each of these inside free text.
-Kept: numbers, times, pids, ports, vLLM's own words, file names of Python frames below
+Kept: numbers, times, pids, ports, loopback addresses, vLLM's own words, file names of Python frames below
 `site-packages` or a well-known package.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import getpass
+import ipaddress
 import re
 import socket
 from collections.abc import Iterable
@@ -20,8 +21,25 @@ from kvtop.model.detail import Detail
 from kvtop.model.snapshot import Engine, Gpu, GpuProcess, Request, Snapshot, SourceStatus, Stacks
 
 _ADDRESS = re.compile(
-    r"(?<![\w.])(?:\d{1,3}(?:\.\d{1,3}){3}|\[[0-9A-Fa-f:%.\w]*:[0-9A-Fa-f:%.\w]*\])(?![\w.])"
+    r"(?<![\w.])(?:\d{1,3}(?:\.\d{1,3}){3}|\[[0-9A-Fa-f:%.\w]*:[0-9A-Fa-f:%.\w]*\])(?!\w|\.\d)"
 )
+_IPV6 = re.compile(r"(?<![\w:.\[])(?:[0-9A-Fa-f]*:){2,}[0-9A-Fa-f.]*(?![\w:])")
+"""What may be an address without brackets; times of day are not, see `_ipv6`."""
+_LOGIN = re.compile(r"(?<=://)[^\s/@]+@")
+_URL_HOST = re.compile(r"(?<=://)[^\s/:'\"\[\],;]+")
+_QUOTED_HOST = re.compile(r"(?<=--host )'([^']+)'")
+_HOST_AND_PORT = re.compile(
+    r"(?<![\w.:/-])(?=[\d.-]*[A-Za-z])(?!pid:|line:|port:)([\w-]+(?:\.[\w-]+)*)(?=:\d{2,5}(?![\w:.]))"
+)
+_DOMAIN = re.compile(
+    r"(?<![\w./-])[\w-]+(?:\.[\w-]+)*"
+    r"\.(?:internal|local|localdomain|lan|home|intra|corp|cluster|com|net|org|edu|gov|io|ai|dev|cloud)"
+    r"(?:\.[a-z]{2})?(?![\w-]|\.\w)"
+)
+"""A full host name without a port; other dotted words are those of Python modules."""
+_SOURCE_FILE = re.compile(r".*\.(?:py|pyx|so|c|cc|cpp|cu|h|rs)")
+_SOCKET = re.compile(r"(?<![\w/.])[^\s:'\"]+\.sock\b")
+_SERVER = re.compile(r"(\[[^\]\s]*\]|[^/:\s]+)(:\d+)?(/.*)?")
 _PATH = re.compile(r"(?<![\w/.])/(?:[^\s/:'\"]+/)+[^\s/:'\"]*")
 _KNOWN_PATH = re.compile(r".*/(?:site-packages|dist-packages|python3\.\d+)/(.*)$")
 _PACKAGES = ("vllm/", "torch/", "transformers/", "triton/", "kvtop/", "uvloop/", "asyncio/")
@@ -29,7 +47,7 @@ _TITLE = re.compile(r"VLLM::\w+")
 _PROCESS = re.compile(r'process (\d+):"(.*?)"(?=;process \d+:"|$)')
 """py-spy's mark of a process in a folded stack: pid and command line, which may hold `;`."""
 _FRAME = re.compile(r"(.*) \(([^()]*?)(:\d+)?\)")
-_LOOPBACK = {"127.0.0.1", "localhost", "::1", "0.0.0.0"}  # noqa: S104 - compared, not bound
+_LOOPBACK = {"127.0.0.1", "localhost", "::1", "0.0.0.0", "::"}  # noqa: S104 - compared, not bound
 
 
 class Anonymizer:
@@ -45,6 +63,7 @@ class Anonymizer:
         self._pattern: re.Pattern[str] | None = None
         self._texts: dict[str, str] = {}
         self._free: dict[str, str] = {}
+        self._stand_ins: set[str] = set()
         for kind, original in known:
             self.name(kind, original)
 
@@ -62,12 +81,17 @@ class Anonymizer:
         if found is None:
             number = self._by_kind[kind] = self._by_kind.get(kind, 0) + 1
             found = self._names[kind, original] = f"{kind}-{number}"
+            self._stand_ins.add(found)
             # Request ids come in thousands and are looked for in free text one by one.
             if original and kind != "request":
-                self._free.setdefault(original, found)
-                self._texts.clear()
-                self._pattern = None
+                self._learn(original, found)
         return found
+
+    def _learn(self, original: str, shown: str) -> None:
+        """Replace an original in free text from now on."""
+        self._free.setdefault(original, shown)
+        self._texts.clear()
+        self._pattern = None
 
     def text(self, text: str) -> str:
         """Free text with every known original, address and path replaced."""
@@ -90,8 +114,27 @@ class Anonymizer:
         for (kind, original), stand_in in self._names.items() if len(text) > 8 else ():
             if kind == "request" and len(original) > 3 and original in text:
                 text = text.replace(original, stand_in)
-        text = _ADDRESS.sub(lambda found: self.host(found.group(0)), text)
-        return _PATH.sub(lambda found: self.path(found.group(0)), text)
+        text = _LOGIN.sub("", text)
+        text = _QUOTED_HOST.sub(lambda found: f"'{self._met(found[1])}'", text)
+        for pattern in (_ADDRESS, _URL_HOST, _HOST_AND_PORT, _DOMAIN):
+            text = pattern.sub(lambda found: self._met(found.group(0)), text)
+        text = _IPV6.sub(lambda found: self._ipv6(found.group(0)), text)
+        text = _PATH.sub(lambda found: self.path(found.group(0)), text)
+        return _SOCKET.sub(lambda found: self.name("path", found.group(0)), text)
+
+    def _met(self, host: str) -> str:
+        """A host met in free text, where stand-ins and places in code look like one."""
+        if host in self._stand_ins or _SOURCE_FILE.fullmatch(host):
+            return host
+        user, at, name = host.rpartition("@")
+        return f"{self.name('user', user)}@{self.host(name)}" if at and user else self.host(host)
+
+    def _ipv6(self, text: str) -> str:
+        try:
+            ipaddress.IPv6Address(text)
+        except ValueError:
+            return text
+        return self.host(text)
 
     def host(self, host: str) -> str:
         """The stand-in for a host; loopback is kept."""
@@ -102,17 +145,33 @@ class Anonymizer:
         # A machine is called by the first word of its full name as well.
         word = bare.partition(".")[0]
         if len(word) > 2 and not word.isdecimal() and ":" not in word and word not in self._free:
-            self._free[word] = found
-            self._texts.clear()
-            self._pattern = None
+            self._learn(word, found)
         return found
 
     def server(self, server: str) -> str:
-        """`HOST:PORT` or `pid N` without the host."""
-        host, colon, port = server.rpartition(":")
-        if colon and port.isdecimal():
-            return f"{self.host(host)}:{port}"
-        return server if re.fullmatch(r"pid \d+", server) else self.host(server)
+        """`HOST:PORT`, with or without a root path, `unix:PATH` or `pid N` without its names."""
+        if re.fullmatch(r"pid \d+", server):
+            return server
+        if server.startswith("unix:"):
+            return f"unix:{self.name('path', server[5:])}"
+        found = _SERVER.fullmatch(server)
+        if found is None:
+            return self.host(server)
+        place, root = f"{self.host(found[1])}{found[2] or ''}", found[3] or ""
+        if len(root) < 2:
+            return place + root
+        shown = f"{place}/{self.name('path', root)}"
+        if server not in self._free:
+            # In free text the root path is told from what is before it.
+            self._learn(server, shown)
+        return shown
+
+    def source(self, name: str) -> str:
+        """The name of a source; that of a page of metrics is its server's address."""
+        kind, blank, server = name.partition(" ")
+        if kind == "metrics" and server and " " not in server:
+            return f"{kind}{blank}{self.server(server)}"
+        return self.text(name)
 
     def path(self, path: str) -> str:
         """The part of a path that many machines share, else only a stand-in."""
@@ -136,6 +195,8 @@ class Anonymizer:
         host = self.host(snapshot.host)
         # Engines first: names found there are then known in the free text of sources.
         engines = tuple(self._engine(engine) for engine in snapshot.engines)
+        for source in snapshot.sources:
+            self.source(source.name)
         gpus = tuple(self._gpu(gpu) for gpu in snapshot.gpus)
         return replace(
             snapshot,
@@ -155,6 +216,7 @@ class Anonymizer:
                 block: tuple(self.name("request", other) for other in others)
                 for block, others in detail.shared_with.items()
             },
+            error=self.text(detail.error),
         )
 
     def capture(self, capture: StackCapture) -> StackCapture:
@@ -229,7 +291,7 @@ class Anonymizer:
     def _source(self, source: SourceStatus) -> SourceStatus:
         return replace(
             source,
-            name=self.text(source.name),
+            name=self.source(source.name),
             reason=self.text(source.reason),
             remedy=self.text(source.remedy),
         )

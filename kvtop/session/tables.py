@@ -137,7 +137,7 @@ def _changes(
         "error": anonymizer.text,
     }
     if table == "source":
-        known["name"] = anonymizer.text
+        known["name"] = anonymizer.source
     return [(index, known[name]) for index, name in enumerate(names) if name in known]
 
 
@@ -151,4 +151,7 @@ def warm_anonymizer(reader: SessionReader) -> Anonymizer:
             out.server(server)
         if isinstance(model, str):
             out.name("model", model)
+    for (name,) in reader.sql("SELECT DISTINCT name FROM source_change"):
+        if isinstance(name, str):
+            out.source(name)
     return out

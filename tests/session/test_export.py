@@ -362,6 +362,88 @@ def test_no_form_tells_a_name_when_asked_not_to(tmp_path: Path, form: str) -> No
     assert [secret for secret in SECRETS if secret in text] == []
 
 
+WHERE = (
+    ("10.1.2.3:8000", "10.1.2.3"),
+    ("[2001:db8::1]:8000", "2001:db8::1"),
+    ("gpu-box.internal:8000", "gpu-box"),
+    ("gpubox:8000/team-x", "gpubox"),
+    ("unix:/run/acme.sock", "acme"),
+)
+"""A server's address, and what of it must not be seen."""
+
+
+@pytest.mark.parametrize(("server", "secret"), WHERE)
+@pytest.mark.parametrize("has_engine", [True, False], ids=["engine", "address only"])
+def test_no_address_is_left(tmp_path: Path, server: str, secret: str, has_engine: bool) -> None:
+    bare = server.removeprefix("unix:").partition("/team")[0]
+    if has_engine is False and server.startswith("unix:"):
+        name = "discovery"
+    else:
+        name = f"metrics {server}"
+    reason = f"http://{bare} refused; nothing answers at {bare}, nor at {bare.rpartition(':')[0]}."
+    if server.startswith("unix:"):
+        reason = f"no answer at {bare} ({bare})."
+    source = SourceStatus(name, "metrics", SourceState.FAILED, 1.0, reason, f"ask {bare}")
+    churn = small()
+    shown = []
+    for _ in range(6):
+        snapshot = churn.tick()
+        engine = dataclasses.replace(snapshot.engines[0], server=server, probe_reason=reason)
+        engines = (engine,) if has_engine else ()
+        sources = (source, *snapshot.sources)
+        shown.append(dataclasses.replace(snapshot, engines=engines, sources=sources))
+    note = f"{reason} seen by bob@{bare}"
+    recorder = Recorder(tmp_path / "live.kvtop", anonymizer=_known())
+    recorder.start()
+    writer = SessionWriter(tmp_path / "a.kvtop")
+    for snapshot in shown:
+        offer(recorder, snapshot)
+        writer.write(snapshot)
+    writer.marker(churn.now_s, note)
+    writer.close()
+    while not recorder.marker(shown[-1].time_s, note):
+        pass
+    recorder.stop()
+    texts = {"recorded": _all_text(tmp_path / "live.kvtop")}
+    with SessionReader(tmp_path / "a.kvtop") as reader:
+        for form in ("session", "csv", "json", "trace", "html", "md"):
+            hide = tables.warm_anonymizer(reader)
+            if form == "session":
+                export.session(reader, tmp_path / "b.kvtop", hide)
+                texts[form] = _all_text(tmp_path / "b.kvtop")
+            elif form == "csv":
+                names = tables.table_names()
+                texts[form] = "".join("".join(export.csv_text(reader, n, hide)) for n in names)
+            elif form == "json":
+                texts[form] = "".join(export.json_text(reader, None, hide))
+            elif form == "trace":
+                texts[form] = "".join(perfetto.trace_text(reader, hide))
+            else:
+                summary = gather(reader, Judge().judge, hide)
+                texts[form] = html_report(summary) if form == "html" else markdown_report(summary)
+    assert [form for form, text in texts.items() if secret in text or "team-x" in text] == []
+    # The port and that it is a Unix socket may stay.
+    if has_engine:
+        assert (":8000" if ":8000" in server else "unix:path-") in texts["recorded"]
+
+
+def test_text_that_only_looks_like_an_address_is_kept() -> None:
+    hide = Anonymizer([("host", "box")])
+    kept = (
+        "since 12:04:51 and 2026-11-30T00:05:04Z, probe.py:123, [::1]:8000, localhost:8000, :8000",
+        "vllm.v1.engine.core broke off; vllm:num_requests_running; ::; VLLM::EngineCore_DP0",
+        "check the address in --url and the network, for example http://127.0.0.1:8000",
+        "torch 2.9.0+cpu.",
+    )
+    for text in kept:
+        assert hide.text(text) == text
+    assert hide.text("http://bob:word@localhost:8000") == "http://localhost:8000"
+    # A stand-in is not replaced again.
+    assert hide.text("http://box:8000, box:8000") == "http://host-1:8000, host-1:8000"
+    assert hide.text("10.1.2.3. fe80::1ff:fe23, gpu.corp") == "host-2. host-4, host-3"
+    assert hide.text("--host 'two words' of pid 3") == "--host 'host-5' of pid 3"
+
+
 def test_what_is_kept_when_names_are_hidden() -> None:
     hide = Anonymizer()
     assert hide.server("127.0.0.1:8000") == "127.0.0.1:8000"
