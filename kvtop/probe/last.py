@@ -37,6 +37,8 @@ LOCK_S = 0.5
 """Of these, for a cut that the probe's own thread is in."""
 KEPT = 8
 """Files in the directory; older ones are removed."""
+HALF_S = 60.0
+"""A half-written file is left alone so long: engines of one server die together."""
 MAX_ROWS = 5_000
 """Requests in a file; those that hold blocks come first."""
 MAX_BYTES = 8 * 2**20
@@ -129,7 +131,7 @@ class Last:
         except OSError:
             rundir.remove(part)
             raise
-        prune(self._directory)
+        prune(self._directory, name)
         return path
 
 
@@ -152,18 +154,31 @@ def _final(role: EngineRole, raw: Raw | None) -> tuple[bytes, int]:
     return body if len(body) < MAX_BYTES else role.snapshot(columns=False), left_out
 
 
-def prune(directory: str) -> None:
-    """Removes all but the newest `KEPT` files, and halves that a killed process has left."""
+def prune(directory: str, written: str = "") -> None:
+    """Removes all but the newest `KEPT` files, and halves that a killed process has left.
+
+    Args:
+        directory: The probe's own.
+        written: The name of a file that is kept whatever the clock has said to the others.
+    """
     found = []
     for name in os.listdir(directory):
         if name.endswith(".part") and FILE_NAME.fullmatch(name[:-5]):
-            if name.split("-")[1] != str(os.getpid()):
+            # Whose process it is says nothing: another engine may be writing it now.
+            if _is_old(os.path.join(directory, name)):
                 rundir.remove(os.path.join(directory, name))
         elif FILE_NAME.fullmatch(name):
             # The time stands behind the process id.
-            found.append((name.split("-")[2], name))
-    for _, name in sorted(found)[:-KEPT]:
+            found.append((name == written, name.split("-")[2], name))
+    for *_, name in sorted(found)[:-KEPT]:
         rundir.remove(os.path.join(directory, name))
+
+
+def _is_old(path: str) -> bool:
+    try:
+        return abs(time.time() - os.lstat(path).st_mtime) > HALF_S
+    except OSError:
+        return False  # It has just been finished.
 
 
 def _type_name(error: BaseException) -> str:

@@ -229,9 +229,32 @@ def test_old_files_and_halves_go(probe_dir):
     for hour in range(12):
         put(f"last-{77 - hour}-20250101T{hour:02}0000Z.json")
     put("last-5-20250101T000000Z.json.part")
+    os.utime(os.path.join(probe_dir, "last-5-20250101T000000Z.json.part"), (1.0, 1.0))
     put("other.json")
     last.prune(probe_dir)
     assert files(probe_dir) == [
         *(f"last-{77 - hour}-20250101T{hour:02}0000Z.json" for hour in range(11, 3, -1)),
         "other.json",
     ]
+
+
+def test_what_another_engine_is_writing_is_left_alone(probe_dir):
+    # The engines of one server die together.
+    theirs = "last-5-20250101T000000Z.json.part"
+    with open(os.path.join(probe_dir, theirs), "w", encoding="ascii"):
+        pass
+    control.install(engine := loaded(Core()), directory=probe_dir)
+    dies(engine, RuntimeError())
+    assert theirs in files(probe_dir)
+
+
+def test_its_own_file_stays_among_those_of_a_clock_that_was_ahead(probe_dir):
+    for number in range(last.KEPT):
+        name = f"last-{number}-99991231T000000Z.json"
+        with open(os.path.join(probe_dir, name), "w", encoding="ascii"):
+            pass
+    control.install(engine := loaded(Core()), directory=probe_dir)
+    dies(engine, RuntimeError())
+    left = files(probe_dir)
+    assert len(left) == last.KEPT
+    assert any(last.FILE_NAME.fullmatch(name)[1] == str(os.getpid()) for name in left)
