@@ -23,6 +23,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "pid", nargs="?", help="the process, and all below it (the engine of this machine)"
     )
+    parser.add_argument(
+        "--url", help="the engine of the server at this address, e.g. 127.0.0.1:8000"
+    )
     parser.add_argument("--for", dest="duration", default="30s", metavar="TIME", help="(30s)")
     parser.add_argument("--rate", default="200", metavar="N", help="samples a second (200)")
     parser.add_argument(
@@ -71,6 +74,9 @@ def run(parsed: argparse.Namespace) -> int:
         raise UsageError("--session needs --explain")
     if parsed.against and not parsed.view:
         raise UsageError("--against needs --view")
+    only_files = parsed.session or (parsed.view and not parsed.explain)
+    if parsed.url and (parsed.pid or only_files):
+        raise UsageError("--url says what to capture", "give no process id and no file with it")
     if parsed.explain:
         from kvtop.commands.flame_explain import run as run_explain
 
@@ -108,7 +114,7 @@ def plan_of(parsed: argparse.Namespace) -> Plan:
     if not rate.isdecimal():
         raise UsageError(f"--rate {rate!r} is not a whole number", "write for example --rate 100")
     plan = Plan(
-        pid=pid_of(parsed.pid),
+        pid=pid_of(parsed.pid, parsed.url),
         seconds=seconds(parsed.duration, "--for"),
         rate_hz=int(rate[:9]),
         blocking=parsed.blocking,
@@ -120,11 +126,11 @@ def plan_of(parsed: argparse.Namespace) -> Plan:
     return plan
 
 
-def pid_of(text: str | None) -> int:
-    """The process named, or the only engine of this machine.
+def pid_of(text: str | None, url: str | None = None) -> int:
+    """The process named, or the only engine of this machine, or of the server at `url`.
 
     Raises:
-        UsageError: Not a process id, or several engines to choose from.
+        UsageError: Not a process id, not an address, or several engines to choose from.
         NotFoundError: No engine was found.
     """
     if text is not None:
@@ -134,10 +140,11 @@ def pid_of(text: str | None) -> int:
     from kvtop.config import Options
     from kvtop.stream.target import Discovery, Target
 
-    found = Discovery(Options(), Target()).look()
+    found = Discovery(Options(url=url), Target()).look()
     pids = [engine.pid for server in found.servers for engine in server.engines]
     if not pids:
-        raise NotFoundError("no vLLM engine was found on this machine", "name a process id")
+        where = f"at {url} and on this machine" if url else "on this machine"
+        raise NotFoundError(f"no vLLM engine was found {where}", "name a process id")
     if len(pids) > 1:
         listed = ", ".join(str(pid) for pid in pids)
         raise UsageError(f"there are {len(pids)} engines: {listed}", "name one of them")

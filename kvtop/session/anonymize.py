@@ -2,8 +2,8 @@
 
 Replaced: request ids, model names and paths, LoRA names, host names and addresses, user
 names, home directories, command lines, GPU serials, and each of these inside free text.
-Kept: numbers, times, pids, ports, loopback addresses, vLLM's own words, file names of Python frames below
-`site-packages` or a well-known package.
+Kept: numbers, times, pids, ports, loopback addresses, vLLM's own words, file names of Python
+frames below `site-packages` or a well-known package.
 """
 
 from __future__ import annotations

@@ -13,6 +13,8 @@ import pytest
 
 from kvtop.cli import main
 from kvtop.commands import flame_explain
+from kvtop.commands.flame import pid_of
+from kvtop.demo.launch import running
 from kvtop.detect.judge import Judge
 from kvtop.errors import ExitCode
 from kvtop.flame.folded import parse
@@ -96,6 +98,10 @@ def test_the_default_name(
         (["--view", "/nowhere/x"], ExitCode.NOT_FOUND, "/nowhere/x"),
         (["--view", "/etc/hostname"], ExitCode.BAD_DATA, "folded"),
         (["--against", "x"], ExitCode.USAGE, "--view"),
+        (["1", "--url", "127.0.0.1:1"], ExitCode.USAGE, "--url"),
+        (["--view", "x", "--url", "127.0.0.1:1"], ExitCode.USAGE, "--url"),
+        (["--url", "no host:x"], ExitCode.USAGE, "--url"),
+        (["--url", "127.0.0.1:1"], ExitCode.NOT_FOUND, "127.0.0.1:1"),
         (["--session", "x"], ExitCode.USAGE, "--explain"),
         (["--explain", "--session", "/nowhere/x"], ExitCode.NOT_FOUND, "/nowhere/x"),
     ],
@@ -109,6 +115,12 @@ def test_bad_words_are_one_plain_line(
     assert err.startswith("kvtop: ")
     assert len(err.splitlines()) == 1
     assert text in err
+
+
+def test_an_address_names_the_engine() -> None:
+    with running() as one, running() as other:
+        assert pid_of(None, one.url) == one.pid
+        assert pid_of(None, other.url.removeprefix("http://")) == other.pid
 
 
 def test_a_file_as_text(stacks: Path, capsys: pytest.CaptureFixture[str]) -> None:
