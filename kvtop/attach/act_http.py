@@ -9,6 +9,7 @@ them takes: 405, and not 404. The list of all routes would cost the server far m
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -102,31 +103,42 @@ def _refusal(status: int, body: bytes | str, path: str) -> str:
 def _ask(
     method: str, url: str, uds: Path | None, path: str, content: Any, timeout_s: float
 ) -> tuple[int, bytes | str]:
-    """Status and body; 0 and why when there is no answer."""
+    """Status and body; 0 and why when there is no answer. Takes `timeout_s` at most."""
     import httpx
 
     try:
-        with (
-            _client(uds, timeout_s) as client,
-            client.stream(method, url + path, json=content) as answer,
-        ):
-            body = bytearray()
-            for chunk in answer.iter_raw():
-                body += chunk
-                if len(body) > _MAX_BYTES:
-                    return 0, f"{path} answers without end"
-            return answer.status_code, bytes(body)
+        # httpx bounds each read alone: one byte a second would go on for ever.
+        return asyncio.run(
+            asyncio.wait_for(_exchange(method, url + path, uds, path, content), timeout_s)
+        )
+    except (TimeoutError, asyncio.TimeoutError):  # Two classes before Python 3.11.
+        return 0, f"{path} does not answer within {timeout_s:g} s"
     except (httpx.HTTPError, httpx.InvalidURL, UnicodeError, ValueError) as error:
         return 0, f"{path} does not answer: {visible(str(error) or type(error).__name__, 120)}"
 
 
-def _client(uds: Path | None, timeout_s: float) -> httpx.Client:
+async def _exchange(
+    method: str, url: str, uds: Path | None, path: str, content: Any
+) -> tuple[int, bytes | str]:
+    async with (
+        _client(uds) as client,
+        client.stream(method, url, json=content) as answer,
+    ):
+        body = bytearray()
+        async for chunk in answer.aiter_raw():
+            body += chunk
+            if len(body) > _MAX_BYTES:
+                return 0, f"{path} answers without end"
+        return answer.status_code, bytes(body)
+
+
+def _client(uds: Path | None) -> httpx.AsyncClient:
     import httpx
 
-    transport = None if uds is None else httpx.HTTPTransport(uds=str(uds), verify=False)
-    return httpx.Client(
+    transport = None if uds is None else httpx.AsyncHTTPTransport(uds=str(uds), verify=False)
+    return httpx.AsyncClient(
         transport=transport,
-        timeout=timeout_s,
+        timeout=None,  # noqa: S113 - the whole exchange is bounded
         trust_env=False,
         follow_redirects=False,
         headers={"accept-encoding": "identity"},

@@ -6,7 +6,7 @@ from kvtop.draw.findings import finding_panel, findings_panel
 from kvtop.draw.frame import box
 from kvtop.draw.layout import Rect
 from kvtop.draw.status import sources_panel
-from kvtop.draw.text import block, cell_width, cut, fit, line_width, safe
+from kvtop.draw.text import block, cell_width, cut, fit, line_width, safe, wrap
 from kvtop.draw.view import Dialog, Line, View
 from kvtop.model.snapshot import Snapshot
 
@@ -17,7 +17,7 @@ _HINTS = {
     "finding": "esc closes  up/down scroll  its blocks are lit on the map",
     "message": "esc closes",
     "confirm": "y yes  n no",
-    "danger": "y does it  n, enter and esc do not",
+    "danger": "y does it  n, enter and esc do not  up/down scroll",
     "input": "enter accepts  esc cancels",
 }
 _LIVE = ("sources", "findings", "finding")
@@ -36,11 +36,30 @@ def dialog_rect(dialog: Dialog, width: int, height: int) -> Rect:
     else:
         widest = max((line_width(line) for line in dialog.lines), default=0)
         wanted = max(widest, cell_width(dialog.title) + 4, 34) + 4
-        rows = len(dialog.lines) + 3 + (1 if dialog.kind == "input" else 0)
+        rows = len(dialog_lines(dialog, width)) + 3 + (1 if dialog.kind == "input" else 0)
     columns = max(min(wanted, width), 1)
     # Header and footer stay in sight where there is room for that.
     rows = max(min(rows, height - 2 if height > 6 else height), 1)
     return Rect((width - columns) // 2, (height - rows) // 2, columns, rows)
+
+
+def dialog_lines(dialog: Dialog, width: int) -> tuple[Line, ...]:
+    """The text of a dialog on a screen of so many columns.
+
+    What is asked before something is changed is broken again where it is too wide: it has to
+    be read in full before the answer.
+    """
+    if dialog.kind != "danger":
+        return dialog.lines
+    inner = max(width - 4, 1)
+    lines: list[Line] = []
+    for line in dialog.lines:
+        if line_width(line) <= inner:
+            lines.append(line)
+        else:
+            text = "".join(part for part, _ in line)
+            lines += [((part, line[0][1]),) for part in wrap(text, inner)]
+    return tuple(lines)
 
 
 def dialog_page(dialog: Dialog, width: int, height: int) -> int:
@@ -75,8 +94,9 @@ def dialog_panel(snap: Snapshot | None, view: View, width: int, height: int) -> 
     elif dialog.kind in _LIVE:
         content = block([(("nothing was read yet", "dim"),)], inner, page)
     else:
-        first = max(min(view.scroll.get("dialog", 0), len(dialog.lines) - page), 0)
-        content = block(dialog.lines[first : first + page], inner, page)
+        text = list(dialog_lines(dialog, width))
+        first = max(min(view.scroll.get("dialog", 0), len(text) - page), 0)
+        content = block(text[first : first + page], inner, page)
     tail: list[Line] = []
     if dialog.kind == "input" and rows > 1:
         tail.append(_typed(dialog.value, inner, view.ascii))

@@ -48,7 +48,7 @@ class Acting:
     Args:
         start: Runs a coroutine beside the screen.
         say: Shows a message.
-        show: Shows a dialog.
+        show: Shows a dialog; False: the user is in another one, or types.
         log: Writes a line into the running session and for the shell.
         recording: Whether a recording runs.
     """
@@ -57,7 +57,7 @@ class Acting:
         self,
         start: Callable[[Coroutine[Any, Any, None]], None],
         say: Callable[[str], None],
-        show: Callable[[Dialog], None],
+        show: Callable[[Dialog], bool],
         log: Callable[[str], None],
         recording: Callable[[], bool],
     ) -> None:
@@ -91,9 +91,12 @@ class Acting:
             self._explain(f"Cannot {_what(act)}", reason)
             return
         self._say("")
-        self._asked = {str(time.monotonic_ns()): act}
-        (token,) = self._asked
-        self._show(question(act, way, engines, recording=self._recording(), token=token))
+        token = str(time.monotonic_ns())
+        self._asked = {token: act}
+        # A key that was meant for something else must not be the answer.
+        if not self._show(question(act, way, engines, recording=self._recording(), token=token)):
+            self._asked = {}
+            self._say(f"did not ask to {_what(act)}: something else is open; press the key again")
 
     def do(self, token: str) -> None:
         """The answer was yes."""

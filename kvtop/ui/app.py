@@ -402,11 +402,13 @@ class KvtopApp(App[int], inherit_bindings=False):
         """Show what something says that takes its time."""
         self._say(await work)
 
-    def _show_dialog(self, dialog: Dialog) -> None:
-        """Show a dialog that comes by itself, unless the user is in one."""
-        if self.view.dialog is None:
-            self.view = replace(self.view, dialog=dialog)
-            self._draw()
+    def _show_dialog(self, dialog: Dialog) -> bool:
+        """Show a dialog that comes by itself; False: not while the user types or reads another."""
+        if self.view.dialog is not None or self.view.search_open:
+            return False
+        self.view = replace(self.view, dialog=dialog, scroll={**self.view.scroll, "dialog": 0})
+        self._draw()
+        return True
 
     # Flame graphs: what `Flames` asks of its owner.
 

@@ -35,7 +35,7 @@ class Attaching:
         self,
         start: Callable[[Coroutine[Any, Any, None]], None],
         say: Callable[[str], None],
-        show: Callable[[Dialog], None],
+        show: Callable[[Dialog], object],
         *,
         first: bool = False,
     ) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from kvtop.draw.dialog import dialog_page, dialog_rect, finding_lines
+from kvtop.draw.dialog import dialog_lines, dialog_page, dialog_rect, finding_lines
 from kvtop.draw.layout import focusable
 from kvtop.draw.pick import engine_of
 from kvtop.draw.requests import COLUMNS
@@ -114,15 +114,16 @@ def _in_dialog(view: View, dialog: Dialog, key: str, here: Here, character: str 
         # The answer is no unless it is spelled out.
         if key == "y":
             return closed, Answer(dialog.action, "")
-        return (closed, None) if key in ("n", "q", "escape", "enter") else (view, None)
+        if key in ("n", "q", "escape", "enter"):
+            return closed, None
     action = action_of(key)
     if dialog.kind == "findings" and (result := in_findings(view, action, here)) is not None:
         return result
-    if action in ("back", "quit", "help", "sources", "findings", "open"):
+    if dialog.kind != "danger" and action in _CLOSING:
         return closed, None
     if action in STEPS:
         page = dialog_page(dialog, *here.size)
-        lines = len(dialog.lines)
+        lines = len(dialog_lines(dialog, here.size[0]))
         if dialog.kind == "sources":
             lines = _source_lines(view, dialog, here)
         elif dialog.kind == "finding" and here.snap is not None:
@@ -130,6 +131,9 @@ def _in_dialog(view: View, dialog: Dialog, key: str, here: Here, character: str 
             lines = len(finding_lines(here.snap, view, inner))
         return scrolled(view, _scroll_key(dialog), STEPS[action], page, lines), None
     return view, None
+
+
+_CLOSING = ("back", "quit", "help", "sources", "findings", "open")
 
 
 def _scroll_key(dialog: Dialog) -> str:

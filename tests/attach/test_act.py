@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
-from kvtop.attach import act
+from kvtop.attach import act, act_http
 from kvtop.attach.ability import Ability, Backend, Injectee
 from kvtop.attach.act import Request
 from kvtop.attach.act_code import act_code
@@ -238,6 +239,33 @@ def test_without_route_and_way_the_reasons_are_told() -> None:
         assert plan.way == ""
         assert "VLLM_SERVER_DEV_MODE" in plan.reason
         assert "not allowed here" in plan.reason
+
+
+@pytest.mark.parametrize("head", [b"HTTP/1.1 405 x\r\n\r\n", b"HTTP/1.1 405 x\r\na"])
+def test_a_server_that_answers_a_byte_at_a_time_is_not_waited_for(
+    head: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(act_http, "LOOK_S", 0.3)
+    over = threading.Event()
+
+    def drip(listener: socket.socket) -> None:
+        with suppress(OSError), listener.accept()[0] as connection:
+            connection.sendall(head)
+            while not over.wait(0.05):
+                connection.sendall(b"x")
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=drip, args=(listener,))
+        thread.start()
+        try:
+            url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+            path, why = act_http.route_of(url, None, "reset")
+            assert thread.is_alive()
+        finally:
+            over.set()
+            thread.join()
+    assert path == ""
+    assert "does not answer within" in why
 
 
 def test_the_process_of_its_own_wants_the_flag_and_a_request() -> None:

@@ -9,8 +9,9 @@ import pytest
 from fake_feed import FakeEngine, FakeFeed
 
 from kvtop.config import Options, load
+from kvtop.draw.dialog import dialog_panel, dialog_rect
 from kvtop.draw.requests import visible_requests
-from kvtop.draw.view import Detail, Player, View
+from kvtop.draw.view import Detail, Dialog, Player, View
 from kvtop.errors import UsageError
 from kvtop.model.snapshot import Phase, Snapshot
 from kvtop.ui import act_keys, acting
@@ -117,7 +118,8 @@ def test_the_answer_is_no_unless_y_is_pressed() -> None:
         view, effect = press(asked, key, SNAP, SIZE)
         assert (view.dialog, effect) == (None, None)
     for key in ("Y", "X", "space", "down"):
-        assert press(asked, key, SNAP, SIZE) == (asked, None)
+        view, effect = press(asked, key, SNAP, SIZE)
+        assert (view.dialog, effect) == (dialog, None)
     assert press(asked, "y", SNAP, SIZE)[1] == Answer("act 7", "")
 
 
@@ -209,6 +211,54 @@ async def test_a_request_that_ends_during_the_question_is_left_alone(
         await until(pilot, app, "nothing was done")
     assert done == []
     assert app.notes == []
+
+
+@pytest.mark.parametrize("open_one", [View(search_open=True), View(dialog=Dialog("help", "Keys"))])
+async def test_what_is_typed_elsewhere_is_never_the_answer(
+    open_one: View, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def plan(act: Act) -> tuple[str, str, int]:
+        asyncio.run_coroutine_threadsafe(looked.wait(), loop).result()
+        return "code run once", "", 1
+
+    done: list[Act] = []
+    monkeypatch.setattr(acting, "plan", plan)
+    monkeypatch.setattr(acting, "run", done.append)
+    app = KvtopApp(Moving(), VIEW, SNAP)
+    async with app.run_test(size=(140, 30)) as pilot:
+        await pilot.press("C")
+        app.view = replace(app.view, search_open=open_one.search_open, dialog=open_one.dialog)
+        looked.set()
+        for _ in range(200):
+            await pilot.pause(0.01)
+            if "did not ask" in app.view.message:
+                break
+        assert "did not ask" in app.view.message
+        await pilot.press("y")
+        await pilot.pause(0.05)
+        assert app.view.dialog == open_one.dialog
+    assert done == []
+    assert app.notes == []
+
+
+@pytest.mark.parametrize("size", [(20, 6), (40, 10), (80, 12)])
+def test_all_of_the_question_can_be_read_on_a_small_screen(size: tuple[int, int]) -> None:
+    act = Act("abort", ENGINE, replace(ROWS[0], id="\x1b[31m\n" + "0123456789abcdefg" * 60_000))
+    asked = act_keys.question(act, "code run once", 1, recording=False, token="1")
+    view = replace(VIEW, dialog=asked)
+    seen: dict[str, None] = {}
+    for _ in range(100):
+        rect = dialog_rect(asked, *size)
+        for line in dialog_panel(SNAP, view, rect.width, rect.height)[1:-2]:
+            seen["".join(part for part, _ in line).strip("\u2502 ")] = None
+        view, effect = press(view, "down", SNAP, size)
+        assert effect is None
+    wanted = "".join(part for line in asked.lines for part, _ in line)
+    assert "".join(seen).replace(" ", "") == wanted.replace(" ", "")
+    assert press(view, "y", SNAP, size)[1] == Answer("act 1", "")
 
 
 async def test_what_cannot_be_done_says_why_and_asks_nothing(
