@@ -12,6 +12,7 @@ another one. It prints one JSON object.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import secrets
 import sys
@@ -21,7 +22,7 @@ from dataclasses import asdict, dataclass
 
 from kvtop.attach import probe
 from kvtop.attach.ability import AttachError, Backend
-from kvtop.attach.act_code import NOTE_PREFIX, act_code
+from kvtop.attach.act_code import NOTE_PREFIX, WAIT_S, act_code
 from kvtop.attach.act_http import Said, ask_to_abort, ask_to_reset, route_of
 from kvtop.attach.deliver import DEADLINE_S, Delivery, able, ready
 from kvtop.attach.find import find_servers
@@ -191,13 +192,24 @@ def _in_one(
     process: FoundProcess, request: Request, backends: Sequence[Backend], *, even_unknown: bool
 ) -> Said:
     name = f"{NOTE_PREFIX}{secrets.token_hex(8)}.txt"
-    expires_s = time.time() + DEADLINE_S
+    # What is begun later could be done after it was called a failure.
+    expires_s = time.time() + DEADLINE_S - WAIT_S
     code = act_code(request.what, request.request_id, name, expires_s, even_unknown=even_unknown)
+    _sweep(process)
     delivery = Delivery(process, code, lambda: _note(process, name), lambda: None)
     try:
         return delivery.run(backends)[0]
     except AttachError as error:
         return Said("failed", error.line())
+
+
+def _sweep(process: FoundProcess) -> None:
+    """Take away notes for which a kvtop that was killed never came back."""
+    for folder in probe.folders_of(process):
+        with contextlib.suppress(OSError):
+            for path in folder.glob(f"{NOTE_PREFIX}*.txt*"):
+                if time.time() - path.lstat().st_mtime > 2 * DEADLINE_S:
+                    probe.read_private(path, process.uid)
 
 
 def _note(process: FoundProcess, name: str) -> Said | None:

@@ -49,7 +49,8 @@ class Acting:
         start: Runs a coroutine beside the screen.
         say: Shows a message.
         show: Shows a dialog; False: the user is in another one, or types.
-        log: Writes a line into the running session and for the shell.
+        log: Writes a line into the running session and for the shell; it has the whole id of
+            the request, as text from outside: hiding names finds only whole ones.
         recording: Whether a recording runs.
     """
 
@@ -106,7 +107,7 @@ class Acting:
         if _is_over(act, self._newest):
             self._say(f"nothing was done: request {shown_id(_id(act))} has ended by itself")
         else:
-            self._log(f"action: {_what(act)} on {act.engine.server}, confirmed")
+            self._log(f"action: {_logged(act)} on {act.engine.server}, confirmed")
             self._say(f"asking vLLM to {_what(act)}")
             self._start(self._do(act))
 
@@ -114,7 +115,7 @@ class Acting:
         before = _counts(self._newest, act.engine)
         done, text = await self._worker.call(lambda: run(act))
         text = visible(text)
-        self._log(f"action: {_what(act)}: {text}")
+        self._log(f"action: {_logged(act)}: {text}")
         if done in ("failed", "refused", "unknown"):
             self._say(f"could not {_what(act)}: {text}")
             self._explain(f"Could not {_what(act)}", text)
@@ -134,7 +135,7 @@ class Acting:
                 text = f"no effect was seen within {WATCH_S:.0f} s"
             if text is not None:
                 self._watched.remove(watched)
-                self._log(f"action: {_what(watched.act)}: {text}")
+                self._log(f"action: {_logged(watched.act)}: {text}")
                 self._say(f"{_what(watched.act)}: {text}")
 
     def _explain(self, title: str, text: str) -> None:
@@ -146,6 +147,10 @@ def _what(act: Act) -> str:
     if act.request is not None:
         return f"abort request {shown_id(act.request.id)}"
     return "reset the prefix cache"
+
+
+def _logged(act: Act) -> str:
+    return f"abort request {act.request.id}" if act.request is not None else _what(act)
 
 
 def _id(act: Act) -> str:

@@ -20,6 +20,7 @@ from kvtop.draw.ansi import Colours
 from kvtop.draw.pick import engine_of
 from kvtop.draw.screen import screen as draw_screen
 from kvtop.draw.stacks import processes_of
+from kvtop.draw.text import visible
 from kvtop.draw.view import Dialog, Line, View
 from kvtop.errors import ExitCode
 from kvtop.model.capture import StackCapture
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
 
 _MOST_MISSED = 3600
 """Snapshots kept for the charts during a pause; older ones are dropped."""
+_MOST_NOTE = 300
 _BUSY_PAUSE_S = 0.05
 """Pause before a terminal that has not taken the last frame is looked at again."""
 
@@ -396,7 +398,8 @@ class KvtopApp(App[int], inherit_bindings=False):
         time_s = self._newest.time_s if self._newest is not None else 0.0
         if self.desk.recording:
             self.desk.mark(time_s, text)
-        self.notes.append(f"{time.strftime('%H:%M:%S', time.localtime(time_s))} {text}")
+        shown = visible(text[:_MOST_NOTE])
+        self.notes.append(f"{time.strftime('%H:%M:%S', time.localtime(time_s))} {shown}")
 
     async def _tell(self, work: Awaitable[str]) -> None:
         """Show what something says that takes its time."""

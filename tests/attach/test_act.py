@@ -142,6 +142,17 @@ def test_where_no_client_is_found_nothing_happens(tmp_path: Path) -> None:
         assert lines(asked) == []
 
 
+def test_a_note_that_nobody_came_back_for_is_taken_away(tmp_path: Path) -> None:
+    with target(tmp_path) as (api, _):
+        folder = tmp_path / "kvtop"
+        folder.mkdir(mode=0o700)
+        for name, at in (("act-old.txt", 1.0), ("act-new.txt", time.time()), ("other.txt", 1.0)):
+            (folder / name).write_text("{}")
+            os.utime(folder / name, (at, at))
+        assert do(abort("alive-1"), server(api)).done == "aborted"
+        assert {path.name for path in folder.iterdir()} == {"act-new.txt", "other.txt"}
+
+
 def test_code_that_comes_too_late_does_nothing(tmp_path: Path) -> None:
     with target(tmp_path) as (api, asked):
         late = act_code("abort", "alive-1", "act-x.txt", time.time() - 1, even_unknown=True)

@@ -14,6 +14,7 @@ from kvtop.draw.requests import visible_requests
 from kvtop.draw.view import Detail, Dialog, Player, View
 from kvtop.errors import UsageError
 from kvtop.model.snapshot import Phase, Snapshot
+from kvtop.session.anonymize import Anonymizer
 from kvtop.ui import act_keys, acting
 from kvtop.ui.act_keys import IN_DEMO, IN_REPLAY, NOT_ALLOWED
 from kvtop.ui.app import KvtopApp
@@ -259,6 +260,35 @@ def test_all_of_the_question_can_be_read_on_a_small_screen(size: tuple[int, int]
     wanted = "".join(part for line in asked.lines for part, _ in line)
     assert "".join(seen).replace(" ", "") == wanted.replace(" ", "")
     assert press(view, "y", SNAP, size)[1] == Answer("act 1", "")
+
+
+async def test_the_recording_gets_the_whole_id_so_that_hiding_names_finds_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    name = "\x1b[31m" + "customer-" * 20
+    snap = renamed(name)
+    monkeypatch.setattr(acting, "run", lambda act: ("aborted", "done"))
+    monkeypatch.setattr(acting, "plan", lambda act: ("code run once", "", 1))
+    app = KvtopApp(Moving(), replace(VIEW, cursor_id=name), snap)
+    logged: list[str] = []
+    log = app._acting._log
+
+    def both(text: str) -> None:
+        logged.append(text)
+        log(text)
+
+    app._acting._log = both
+    async with app.run_test(size=(140, 30)) as pilot:
+        await pilot.press("X")
+        await until(pilot, app, "y does it")
+        await pilot.press("y")
+        await until(pilot, app, ": done")
+    hide = Anonymizer()
+    hide.name("request", name)
+    assert "abort request request-1" in hide.text(logged[0])
+    assert not any("customer" in hide.text(note) for note in logged)
+    assert len(app.notes) == 2
+    assert not any("\x1b" in note for note in app.notes)
 
 
 async def test_what_cannot_be_done_says_why_and_asks_nothing(
