@@ -6,6 +6,7 @@ Rows of `marker_note`, `detail` and `flame_capture`, to the file and back.
 from __future__ import annotations
 
 import json
+import math
 import sqlite3
 import zlib
 from collections.abc import Sequence
@@ -106,6 +107,10 @@ def capture_from(row: Sequence[Any]) -> StackCapture:
         ValueError, TypeError: It is damaged.
     """
     tick, time_us, pid, pids, seconds, rate, mode, why, outcome, samples, errors, left = row
+    if not isinstance(time_us, int):  # SQLite keeps any number in any column.
+        raise TypeError("its time is no whole number")
+    if not math.isfinite(float(seconds)):
+        raise ValueError("its length is no number")
     return StackCapture(
         time_s=time_us / 1e6,
         pid=int(pid),

@@ -182,6 +182,20 @@ def test_damage_is_one_plain_line(tmp_path: Path) -> None:
         reader.captures()
 
 
+@pytest.mark.parametrize(
+    ("column", "value"), [("time_us", 1e300), ("seconds", float("inf")), ("seconds", "inf")]
+)
+def test_a_number_that_cannot_be_is_no_fault_of_kvtop(
+    tmp_path: Path, column: str, value: object
+) -> None:
+    path = tmp_path / "a"
+    written(path, (5, capture()))
+    with sqlite3.connect(path) as db:
+        db.execute(f"UPDATE flame_capture SET {column} = ?", (value,))
+    for words in (["report", str(path), "--anonymize"], ["export", str(path), "--perfetto"]):
+        assert main(words) in (0, 6)
+
+
 def test_the_ring_forgets_old_stacks(tmp_path: Path) -> None:
     writer = SessionWriter(tmp_path / "a", 1.0, key_every=5)
     churn = small()
