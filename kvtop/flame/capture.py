@@ -256,7 +256,8 @@ class Recording:
         if child.returncode != 0:
             failure = await failure_of(py_spy, text, pid, target.start_of(pid) == started)
             raise _with(failure, left)
-        return self._result(output, text, wall, seconds, left)
+        gone = target.start_of(pid) != started or target.state_of(pid) in ("Z", "X")
+        return self._result(output, text, wall, seconds, left, gone=gone)
 
     async def _wait(self, child: asyncio.subprocess.Process, talk: Talk) -> None:
         """Until the child has ended, or its time is over, or it is to be ended.
@@ -311,7 +312,14 @@ class Recording:
         return [f"process {names} is stopped (state T) now; `kill -CONT {words}` lets it go on"]
 
     def _result(
-        self, output: Path, text: str, wall: float, seconds: float, left: list[str]
+        self,
+        output: Path,
+        text: str,
+        wall: float,
+        seconds: float,
+        left: list[str],
+        *,
+        gone: bool,
     ) -> Capture:
         plan = self.plan
         counts = _COUNTS.search(text)
@@ -321,6 +329,9 @@ class Recording:
         except NotFoundError:
             raise _with(UnreachableError("py-spy ended without writing anything"), left) from None
         except BadDataError:
+            if gone:
+                what = f"process {plan.pid} ended before a stack of it was seen"
+                raise _with(NotFoundError(what), left) from None
             hint = (
                 "py-spy could not read one stack; a blocking run may"
                 if errors
@@ -329,6 +340,8 @@ class Recording:
             what = f"no stack of process {plan.pid} was seen in {seconds:.0f} s"
             raise _with(BadDataError(what, hint), left) from None
         warnings = list(left)
+        if gone:
+            warnings.append(f"process {plan.pid} ended meanwhile, {seconds:.0f} s after it began")
         if errors > max(samples, 1) * 0.2:
             warnings.append(f"{errors} of {samples + errors} stacks could not be read")
         wanted = plan.seconds * plan.rate_hz

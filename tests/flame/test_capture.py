@@ -161,6 +161,19 @@ async def test_a_target_that_ends_meanwhile(py_spy: str, spawn: Spawn) -> None:
     capture = await running
     assert capture.samples > 0
     assert capture.seconds < 25.0
+    assert any("ended meanwhile" in warning for warning in capture.warnings)
+
+
+async def test_a_target_that_ends_before_a_stack_was_seen_did_not_wait(
+    spawn: Spawn, tmp_path: Path
+) -> None:
+    child = spawn("idle")
+    spy = 'for word; do [ "$before" = --output ] && : > "$word"; before=$word; done'
+    fake = script(tmp_path / "spy", f"{spy}; kill -9 {child.pid}; echo 'Samples: 0 Errors: 0'")
+    with pytest.raises(NotFoundError) as caught:
+        await Recording(Plan(child.pid, 1.0, 10), fake).run()
+    assert f"process {child.pid} ended before" in caught.value.line()
+    assert "waited" not in caught.value.line()
 
 
 async def test_denied_ptrace_names_the_remedy(py_spy: str, spawn: Spawn, tmp_path: Path) -> None:
