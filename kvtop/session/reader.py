@@ -111,7 +111,8 @@ class SessionReader:
 
     def _read_info(self) -> SessionInfo:
         meta = dict(self.sql("SELECT name, value FROM meta"))
-        if meta:
+        # A recording that ended before its first tick says only why.
+        if meta.keys() - {"closed_reason"}:
             try:
                 check_schema(meta.get("model_schema"))
             except BadDataError as error:

@@ -321,3 +321,11 @@ def test_engines_that_come_and_go(tmp_path: Path) -> None:
     writer.close()
     with SessionReader(path) as reader:
         assert list(reader.snapshots()) == [stored(snapshot) for snapshot in live]
+
+
+def test_a_recording_that_ended_before_its_first_tick_is_said_to_be_empty(
+    tmp_path: Path,
+) -> None:
+    SessionWriter(tmp_path / "a.kvtop", 1.0).close("no space is left")
+    with pytest.raises(BadDataError, match="nothing was recorded"):
+        SessionReader(tmp_path / "a.kvtop")
