@@ -211,7 +211,9 @@ def test_attach_all_under_load_and_detach(bare: Bare) -> None:
         assert all(row["ok"] and row["changed"] for row in rows), rows
         engine = wait(lambda: (e := bare.once())["requests"] and e, "requests")
         assert engine["blocks"]["total"] == BLOCKS
-        assert {r["client"] for r in engine["requests"]} == {"live"}
+        # Of one that comes or ends between the two answers a single look knows nothing.
+        clients = {r["client"] for r in engine["requests"]}
+        assert {"live"} <= clients <= {"live", None}
         path = probe_socket(bare.server)
         for _ in range(20):
             check_identities(parse_snapshot(get_once(path, "/v1/snapshot", 10.0)), BLOCKS)
@@ -262,7 +264,8 @@ def test_rounds_under_load_leave_nothing(bare: Bare) -> None:
 def test_requests_whose_clients_went_before_are_zombies(bare: Bare) -> None:
     bare.faults.on("lose-abort")
     try:
-        with long_requests(bare.server.url, 2):
+        # More than fit at once: a quiet machine is through with two of them in six seconds.
+        with long_requests(bare.server.url, 12):
             time.sleep(2)
         # The clients have gone, and the engine was not told.
         bare.rows("attach", str(bare.server.process.pid))
@@ -272,8 +275,8 @@ def test_requests_whose_clients_went_before_are_zombies(bare: Bare) -> None:
             rows = bare.once("--rates")["requests"] or ()
             return [r for r in rows if r["client"] == "gone" and r["client_gone_s"] is not None]
 
-        found = wait(lambda: len(z := zombies()) == 2 and z, "two zombies")
-        assert all(r["blocks"] > 0 for r in found)
+        found = wait(lambda: len(z := zombies()) >= 2 and z, "two zombies")
+        assert any(r["blocks"] > 0 for r in found)
     finally:
         bare.faults.off("lose-abort")
     wait(lambda: bare.once()["requests"] == [], "the end of the zombies", 120)
