@@ -13,6 +13,7 @@ from kvtop.errors import BadDataError, UnreachableError
 from kvtop.model.snapshot import Engine
 from kvtop.sources.answers import parse_clients, parse_snapshot
 from kvtop.sources.base import SourceError, one_line
+from kvtop.sources.http_client import KeptClient
 
 if TYPE_CHECKING:
     import httpx
@@ -108,7 +109,22 @@ class ProbeClient:
     def __init__(self, path: str, timeout_s: float = 2.0) -> None:
         self._path = path
         self._timeout_s = self.patience_s = timeout_s
-        self._client: httpx.AsyncClient | None = None
+        self._client = KeptClient(self._new_client)
+
+    def _new_client(self) -> httpx.AsyncClient:
+        import httpx
+
+        return httpx.AsyncClient(
+            # No TLS on a Unix socket: without this, megabytes of CA certificates are read.
+            transport=httpx.AsyncHTTPTransport(
+                uds=self._path, verify=False, limits=httpx.Limits(max_connections=2)
+            ),
+            trust_env=False,
+            timeout=self._timeout_s,
+            base_url="http://kvtop",
+            # Nothing is unpacked here: a few bytes could become gigabytes.
+            headers={"accept-encoding": "identity"},
+        )
 
     async def get(self, target: str) -> bytes:
         """The body of a 200 answer.
@@ -118,18 +134,6 @@ class ProbeClient:
         """
         import httpx
 
-        if self._client is None:
-            self._client = httpx.AsyncClient(
-                # No TLS on a Unix socket: without this, megabytes of CA certificates are read.
-                transport=httpx.AsyncHTTPTransport(
-                    uds=self._path, verify=False, limits=httpx.Limits(max_connections=2)
-                ),
-                trust_env=False,
-                timeout=self._timeout_s,
-                base_url="http://kvtop",
-                # Nothing is unpacked here: a few bytes could become gigabytes.
-                headers={"accept-encoding": "identity"},
-            )
         try:
             async with self._client.stream("GET", target, timeout=self.patience_s) as answer:
                 body = bytearray()
@@ -139,12 +143,12 @@ class ProbeClient:
                     body += chunk
                     if len(body) > MAX_ANSWER_BYTES:
                         raise SourceError("the probe answers without end", "report this")
-                if answer.status_code == 404:
-                    raise SourceError("the probe does not know this request", "")
-                if answer.status_code != 200:
-                    raise SourceError(refusal(answer.status_code, bytes(body)), "")
-                self.patience_s = self._timeout_s
-                return bytes(body)
+            if answer.status_code == 404:
+                raise SourceError("the probe does not know this request", "")
+            if answer.status_code != 200:
+                raise SourceError(refusal(answer.status_code, bytes(body)), "")
+            self.patience_s = self._timeout_s
+            return bytes(body)
         except httpx.TimeoutException:
             self.patience_s = min(2.0 * self.patience_s, MAX_PATIENCE_S)
             raise SourceError(
@@ -164,9 +168,7 @@ class ProbeClient:
 
     async def close(self) -> None:
         """Close the connection."""
-        client, self._client = self._client, None
-        if client is not None:
-            await client.aclose()
+        await self._client.close()
 
 
 class _ProbeSource:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from kvtop.model.snapshot import EngineMetrics
 from kvtop.sources.base import SourceError, one_line
+from kvtop.sources.http_client import KeptClient
 from kvtop.sources.metrics_page import Samples, parse
 from kvtop.sources.metrics_rates import Window, advance, derive
 from kvtop.sources.metrics_url import normalize_url, short_name
@@ -103,9 +103,8 @@ class MetricsSource:
         self.url = normalize_url(url)
         self.name = f"metrics {short_name(self.url)}"
         self.target_pid = target_pid
-        self._make_client = client
+        self._client = KeptClient(client or (lambda: _new_client(self.url)))
         self._monotonic = monotonic
-        self._client: httpx.AsyncClient | None = None
         self._window: Window = ()
         self._version: str | None = None
         self._version_tries = 0
@@ -147,10 +146,7 @@ class MetricsSource:
         """Close the connection. Never raises."""
         self._lane.end()
         self._lane = Lane("kvtop-metrics")
-        client, self._client = self._client, None
-        if client is not None:
-            with contextlib.suppress(Exception):
-                await asyncio.wait_for(client.aclose(), 1.0)
+        await self._client.close()
 
     async def _parse(self, text: str) -> Samples:
         """A big page, in a thread that nobody waits for at exit; one at a time."""
@@ -173,8 +169,6 @@ class MetricsSource:
     async def _get(self, path: str) -> bytes:
         import httpx
 
-        if self._client is None:
-            self._client = self._make_client() if self._make_client else _new_client(self.url)
         where = short_name(self.url)
         try:
             async with self._client.stream("GET", self.url + path) as response:
@@ -203,7 +197,7 @@ class MetricsSource:
                             f"{where}{path} is larger than {MAX_BYTES // 2**20} MB",
                             "check that the address is that of a vLLM server",
                         )
-                return bytes(body)
+            return bytes(body)
         except httpx.HTTPError as error:
             raise _transport_error(error, where) from error
         except (httpx.InvalidURL, UnicodeError, ValueError) as error:
