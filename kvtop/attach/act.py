@@ -73,13 +73,16 @@ def plan(
         server_of: Finds the server of a process. None: on this machine.
         among: Ways into a process. None: all.
     """
-    server = (server_of or _server_of)(request.pid)
-    reason = _unfit(server)
-    if server is None or reason:
-        return Plan("", reason)
+    server = _fit(request, server_of)
+    if isinstance(server, str):
+        return Plan("", server)
     reasons = []
     for way in _order(request.what):
-        found, why = _http(server, request) if way == "http" else _inside(server, among)
+        if way == "http":
+            path, why = _route(server, request)
+            found = f"HTTP: POST {path} of {server.key}" if path else ""
+        else:
+            found, why = _inside(server, among)
         if found:
             return Plan(found, engines=max(len(server.engines), 1))
         reasons.append(why)
@@ -96,10 +99,9 @@ def act(
 
     Args: see `plan`.
     """
-    server = (server_of or _server_of)(request.pid)
-    reason = _unfit(server)
-    if server is None or reason:
-        return Said("failed", reason)
+    server = _fit(request, server_of)
+    if isinstance(server, str):
+        return Said("failed", server)
     reasons = []
     for way in _order(request.what):
         said = _by_http(server, request) if way == "http" else _in_apis(server, request, among)
@@ -109,17 +111,17 @@ def act(
     return Said("failed", "; ".join(reasons))
 
 
-def _server_of(pid: int) -> FoundServer | None:
-    return find_servers().server_of(pid)
-
-
 def _order(what: str) -> tuple[str, ...]:
     # The route for aborting knows requests by their clients' ids, which need not be unique, and
     # never says how it went; the route for resetting is as good as the method behind it.
     return ("inside", "http") if what == "abort" else ("http", "inside")
 
 
-def _unfit(server: FoundServer | None) -> str:
+def _fit(
+    request: Request, server_of: Callable[[int], FoundServer | None] | None
+) -> FoundServer | str:
+    """The server that it is about; or why there is none to act on."""
+    server = find_servers().server_of(request.pid) if server_of is None else server_of(request.pid)
     if server is None:
         return "its server is not on this machine"
     if server.demo:
@@ -128,26 +130,24 @@ def _unfit(server: FoundServer | None) -> str:
         return "it is an in-process LLM: there is no API server to ask"
     if not server.apis:
         return "its API server is not there any more, or not on this machine"
-    return ""
+    return server
 
 
 # By vLLM's HTTP route.
 
 
-def _http(server: FoundServer, request: Request) -> tuple[str, str]:
+def _route(server: FoundServer, request: Request) -> tuple[str, str]:
+    """The path at which the server takes it; else nothing, and why."""
     if server.url is None:
         return "", "its address is not known"
     if request.what == "abort" and not request.client_ids:
         return "", "the id that its client gave it is not known"
-    path, why = route_of(server.url, server.uds, request.what)
-    return (f"HTTP: POST {path} of {server.key}", "") if path else ("", why)
+    return route_of(server.url, server.uds, request.what)
 
 
 def _by_http(server: FoundServer, request: Request) -> Said:
-    if server.url is None:
-        return Said("failed", "its address is not known")
-    path, why = route_of(server.url, server.uds, request.what)
-    if not path:
+    path, why = _route(server, request)
+    if server.url is None or not path:
         return Said("failed", why)
     if request.what == "abort":
         return ask_to_abort(server.url, server.uds, path, request.client_ids)

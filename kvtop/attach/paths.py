@@ -8,16 +8,14 @@ reached through /proc/PID/root.
 from __future__ import annotations
 
 import os
-import re
 import stat
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvtop.attach.outside import whole
 from kvtop.attach.procfs import Proc, map_uid, parse_environ
+from kvtop.probe.rundir import SOCKET_NAME
 
 _ANCESTORS = 8
-_SOCKET_NAME = re.compile(r"(engine|api|worker)-([0-9]{1,10})\.sock")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,16 +47,15 @@ def list_sockets(folder: Path) -> list[SocketFile]:
         return []
     found: list[SocketFile] = []
     for name in sorted(names):
-        match = _SOCKET_NAME.fullmatch(name)
-        ns_pid = None if match is None else whole(match[2], 10)
-        if match is None or ns_pid is None:
+        match = SOCKET_NAME.fullmatch(name)
+        if match is None:
             continue
         try:
             file = (folder / name).lstat()
         except OSError:
             continue
         if stat.S_ISSOCK(file.st_mode) and file.st_uid == about.st_uid:
-            found.append(SocketFile(folder / name, match[1], ns_pid, file.st_uid))
+            found.append(SocketFile(folder / name, match[1], int(match[2]), file.st_uid))
     return found
 
 

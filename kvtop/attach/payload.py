@@ -21,33 +21,44 @@ NOTE_PREFIX = "attach-"
 NOTHING_FOUND = "it is still starting, or has no part of an engine: there is nothing to watch yet"
 """The note where the probe has found nothing in time."""
 
-_COMMON = """
+LEAVE = """
 import os, sys
 
-def note(text):
-    # Beside the probe's socket, readable by this user only; the one who attached takes it away.
+def leave(name, data):
+    # Beside the probe's socket, readable by this user only; whoever reads it takes it away.
+    folder = os.environ.get("KVTOP_DIR") or "/tmp/kvtop-%d" % os.geteuid()
     try:
-        folder = os.environ.get("KVTOP_DIR") or "/tmp/kvtop-%d" % os.geteuid()
-        try:
-            os.mkdir(folder, 0o700)
-        except FileExistsError:
-            pass
-        about = os.lstat(folder)
-        if about.st_uid != os.geteuid() or about.st_mode & 0o022:
-            return
-        path = os.path.join(folder, "attach-%d.txt" % os.getpid())
-        try:
-            os.unlink(path)
-        except FileNotFoundError:
-            pass
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        try:
-            os.write(handle, text.encode("utf-8", "replace")[:500])
-        finally:
-            os.close(handle)
+        os.mkdir(folder, 0o700)
+    except FileExistsError:
+        pass
+    about = os.lstat(folder)
+    if about.st_uid != os.geteuid() or about.st_mode & 0o022:
+        return
+    path = os.path.join(folder, name)
+    part = path + ".part"
+    try:
+        os.unlink(part)
+    except FileNotFoundError:
+        pass
+    handle = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        os.write(handle, data)
+    finally:
+        os.close(handle)
+    os.rename(part, path)
+"""
+"""Defines how code that runs in a target leaves a note there, whole or not at all."""
+
+_COMMON = (
+    LEAVE
+    + """
+def note(text):
+    try:
+        leave("attach-%d.txt" % os.getpid(), text.encode("utf-8", "replace")[:500])
     except Exception:
         pass
 """
+)
 
 _ATTACH = (
     _COMMON

@@ -12,15 +12,7 @@ from pathlib import Path
 from kvtop import __version__
 from kvtop.attach import deliver
 from kvtop.attach.ability import AttachError, Backend, SimulatedError
-from kvtop.attach.deliver import (
-    WAKE_S,
-    Delivery,
-    abilities,
-    able,
-    injectee,
-    may_look,
-    ready,
-)
+from kvtop.attach.deliver import Delivery, may_look
 from kvtop.attach.hello import Hello, ask
 from kvtop.attach.native import NativeBackend
 from kvtop.attach.outside import visible
@@ -35,21 +27,6 @@ from kvtop.attach.with_gdb import GdbBackend
 from kvtop.errors import ExitCode
 
 _MAX_NOTE = 500
-
-__all__ = [
-    "WAKE_S",
-    "Outcome",
-    "abilities",
-    "able",
-    "attach",
-    "backends",
-    "detach",
-    "folders_of",
-    "injectee",
-    "read_private",
-    "ready",
-    "socket_of",
-]
 
 
 @dataclass(frozen=True, slots=True)

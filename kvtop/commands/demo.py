@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kvtop.attach.outside import visible
 from kvtop.commands.common import add_screen_arguments, options_from
 from kvtop.errors import ExitCode, UsageError
 
@@ -107,15 +108,11 @@ def _serve(scenario: str, seed: int, blocks: int | None, speed: float) -> int:
 
 
 def _say(where: Mapping[str, object]) -> None:
-    print(_visible(f"simulated engine, pid {where['pid']}; stop it with Ctrl-C"))
-    print(_visible(f"metrics  {where['metrics_url']}"))
-    print(_visible(f"probe    {where['socket']}"))
-    print(_visible(f"folder   KVTOP_DIR={where['directory']}"), flush=True)
-
-
-def _visible(text: str) -> str:
-    """Without control characters: the folder's name comes from the environment."""
-    return "".join(c if c.isprintable() else "?" for c in text)
+    # The folder's name comes from the environment.
+    print(visible(f"simulated engine, pid {where['pid']}; stop it with Ctrl-C", 4096))
+    print(visible(f"metrics  {where['metrics_url']}", 4096))
+    print(visible(f"probe    {where['socket']}", 4096))
+    print(visible(f"folder   KVTOP_DIR={where['directory']}", 4096), flush=True)
 
 
 def _whole(text: object, option: str) -> int:

@@ -14,10 +14,11 @@ from typing import Any
 
 from kvtop import __version__
 from kvtop.attach.ability import NO_PTRACE, AttachError
+from kvtop.attach.deliver import able, ready
 from kvtop.attach.elf import python_version
 from kvtop.attach.find import Found, find_servers, process_facts
 from kvtop.attach.hello import ask
-from kvtop.attach.probe import able, backends, ready
+from kvtop.attach.probe import backends
 from kvtop.attach.procfs import Proc
 from kvtop.attach.select import members
 from kvtop.attach.servers import FoundProcess, FoundServer

@@ -90,9 +90,8 @@ class Beside:
     async def _ask(self, wanted: list[tuple[Engine, str]]) -> None:
         for engine, name in wanted:
             detail = await self._stream.request_detail(engine, name)
-            if not detail.error:
-                for sink in self._sinks:
-                    sink.detail(engine.pid, detail)
+            for sink in self._sinks:
+                sink.detail(engine.pid, detail)
 
     async def _capture(self, pid: int, why: str) -> None:
         # Threads that wait are what a stall is about.

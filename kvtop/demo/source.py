@@ -8,6 +8,7 @@ from kvtop.errors import BadDataError
 from kvtop.model.codec import decode
 from kvtop.model.snapshot import Gpu
 from kvtop.sources.base import SourceError, one_line
+from kvtop.sources.http_client import KeptClient
 
 if TYPE_CHECKING:
     import httpx
@@ -35,7 +36,17 @@ class DemoGpuSource:
 
     def __init__(self, url: str) -> None:
         self._url = f"{url.rstrip('/')}/demo/gpus"
-        self._client: httpx.AsyncClient | None = None
+        self._client = KeptClient(self._new_client)
+
+    def _new_client(self) -> httpx.AsyncClient:
+        import httpx
+
+        # A proxy from the environment has no business between two local processes.
+        return httpx.AsyncClient(
+            verify=False,  # noqa: S501 - loopback, no TLS
+            trust_env=False,
+            timeout=self.deadline_s,
+        )
 
     async def read(self) -> tuple[Gpu, ...]:
         """The GPUs, each with `simulated` true.
@@ -45,15 +56,9 @@ class DemoGpuSource:
         """
         import httpx
 
-        if self._client is None:
-            # A proxy from the environment has no business between two local processes.
-            self._client = httpx.AsyncClient(
-                verify=False,  # noqa: S501 - loopback, no TLS
-                trust_env=False,
-                timeout=self.deadline_s,
-            )
         try:
-            answer = await self._client.get(self._url)
+            async with self._client.stream("GET", self._url) as answer:
+                await answer.aread()
             answer.raise_for_status()
             data = answer.json()
             listed = data["gpus"][:_MAX_GPUS]
@@ -66,6 +71,4 @@ class DemoGpuSource:
 
     async def close(self) -> None:
         """Hang up."""
-        client, self._client = self._client, None
-        if client is not None:
-            await client.aclose()
+        await self._client.close()

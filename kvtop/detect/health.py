@@ -191,8 +191,8 @@ def dead(track: Track, engine: EngineTrack, _limits: Thresholds) -> Verdict:
         "API server": "still there" if front else "gone too",
         "requests at the end": str(totals.live) if engine.engine.requests is not None else "-",
     }
-    _, file, path = engine.engine.probe_reason.partition(" --file ")
-    if file:
+    path = engine.engine.last_snapshot
+    if path is not None:
         evidence["cause"] = "an exception in the engine core"
         evidence["last snapshot"] = path
     return (
@@ -202,11 +202,13 @@ def dead(track: Track, engine: EngineTrack, _limits: Thresholds) -> Verdict:
                 "Its API server is still there and can serve nothing."
                 if front
                 else "Its server is gone as well: "
-                + ("died together." if file else "stopped, or died together.")
+                + ("stopped, or died together." if path is None else "died together.")
             ),
             evidence=evidence,
-            next_step=f"See how it was as it died: kvtop once --file {path}" if file else None,
-            severity="critical" if front or file else None,
+            next_step=None
+            if path is None
+            else f"See how it was as it died: kvtop once --file {path}",
+            severity="critical" if front or path is not None else None,
         ),
     )
 
@@ -234,7 +236,9 @@ def stale_gauges(_track: Track, engine: EngineTrack, limits: Thresholds) -> Verd
         "gauge says KV use": "-"
         if metrics.kv_used_percent is None
         else f"{metrics.kv_used_percent:.1f} %",
-        "engine says": "no probe to ask" if work is None else "no requests",
+        "engine says": "no requests"
+        if work == 0
+        else engine.engine.probe_reason or "no probe to ask",
     }
     if work == 0:
         text = "The gauges of /metrics are STALE: the engine itself has no requests."
@@ -247,7 +251,10 @@ def stale_gauges(_track: Track, engine: EngineTrack, limits: Thresholds) -> Verd
         Candidate(
             summary=text,
             evidence=evidence,
-            next_step=None if work == 0 else "Put the probe in (`kvtop attach`): it tells which.",
+            # A probe that is in and gives no cut has said why.
+            next_step=None
+            if work == 0 or engine.engine.probe_reason
+            else "Put the probe in (`kvtop attach`): it tells which.",
         ),
     )
 

@@ -381,6 +381,8 @@ class Engine:
     """None: no probe; `probe_reason` says why."""
     probe_reason: str = ""
     """Why there is no probe reading, and what to do. Empty: there is one."""
+    last_snapshot: str | None = None
+    """Path of what its probe left as it died of an exception. None: nothing, or it lives."""
     simulated: bool = False
     """True in the demo."""
 

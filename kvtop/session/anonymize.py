@@ -265,6 +265,7 @@ class Anonymizer:
             if engine.requests is None
             else tuple(self._request(request) for request in engine.requests),
             probe_reason=self.text(engine.probe_reason),
+            last_snapshot=None if engine.last_snapshot is None else self.path(engine.last_snapshot),
         )
 
     def _request(self, request: Request) -> Request:

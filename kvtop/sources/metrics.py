@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 from kvtop.model.snapshot import EngineMetrics
 from kvtop.sources.base import SourceError, one_line
 from kvtop.sources.http_client import KeptClient
+from kvtop.sources.lane import Lane, StuckError
 from kvtop.sources.metrics_page import Samples, parse
 from kvtop.sources.metrics_rates import Window, advance, derive
 from kvtop.sources.metrics_url import normalize_url, short_name
-from kvtop.sources.nvml_lane import Lane, StuckError
 
 if TYPE_CHECKING:
     import httpx

@@ -13,9 +13,9 @@ from typing import Any
 
 from kvtop.model.snapshot import Gpu
 from kvtop.sources.base import SourceError
+from kvtop.sources.lane import Lane, StuckError
 from kvtop.sources.nvml_device import Device
 from kvtop.sources.nvml_errors import NO_GPU, NO_PACKAGE, UNKNOWN, driver_error
-from kvtop.sources.nvml_lane import Lane, StuckError
 
 MAX_GPUS = 256
 """More than any machine has; a wrong count must not start threads without end."""

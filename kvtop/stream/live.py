@@ -38,6 +38,8 @@ from kvtop.stream.target import Discovery, DiscoverySource, Target, facts_of
 
 GRACE_S = 0.4
 """Longest wait for the fast sources before a snapshot is made without them."""
+LEFT_S = 30.0
+"""How long after an engine's end its last snapshot is looked for."""
 LOST_S = 600.0
 """How long an engine that is gone stays on screen when nothing takes its place."""
 
@@ -142,6 +144,7 @@ class Live:
         self._found: Found | None = None
         self._seen: dict[int, tuple[FoundServer, FoundEngine, Reading[Engine] | None]] = {}
         self._lost_at: dict[int, float] = {}
+        self._left: dict[int, str] = {}
         self._gone_since: dict[tuple[int, str], float] = {}
         self._closed = False
 
@@ -327,9 +330,11 @@ class Live:
         for pid, (server, _, _) in list(self._seen.items()):
             if pid in here:
                 self._lost_at.pop(pid, None)
+                self._left.pop(pid, None)
             elif server.key in keys or now - self._lost_at.setdefault(pid, now) > LOST_S:
                 del self._seen[pid]
                 self._lost_at.pop(pid, None)
+                self._left.pop(pid, None)
 
     def _group(self, kind: str, number: Callable[[str], Any]) -> dict[Any, Reading[Any]]:
         group = {}
@@ -359,13 +364,13 @@ class Live:
                 server, engine, _ = self._seen[pid]
                 self._seen[pid] = (server, engine, reading)
         lost = []
-        left: dict[int, str] = {}
         for pid in self._lost_at:
             server, engine, last = self._seen[pid]
             lost.append((server, engine))
-            file = last_snapshot(engine.probe_socket, self._clock.time() - 2 * LOST_S)
-            if file is not None:
-                left[pid] = str(file)
+            if pid not in self._left and self._clock.monotonic() - self._lost_at[pid] < LEFT_S:
+                file = last_snapshot(engine.probe_socket, self._clock.time() - 2 * LOST_S)
+                if file is not None:
+                    self._left[pid] = str(file)
             if last is not None:
                 engines.setdefault(pid, last)
         discovery = self._single("discovery")
@@ -383,7 +388,7 @@ class Live:
             stacks=stacks,
             processes=facts_of(self._found),
             lost=tuple(lost),
-            left=left,
+            left=self._left,
             demo=self._target.demo,
         )
         # Forgets those that left; bounded by the number of requests in the engines.

@@ -27,8 +27,6 @@ from kvtop.model.snapshot import (
 from kvtop.sources.base import Reading
 from kvtop.sources.metrics import MetricsPage
 
-LEFT = "how it was then: kvtop once --file"
-"""Before the path of a last snapshot."""
 _NOT_READ = "the probe has not answered yet"
 
 
@@ -285,9 +283,10 @@ def _lost_engine(readings: Readings, server: FoundServer, found: FoundEngine) ->
     """An engine whose process is gone: its last values, marked as such."""
     reading = readings.engines.get(found.pid)
     base = reading.value if reading and reading.value else Engine(None, found.pid, server.key)
+    left = readings.left.get(found.pid)
     reason = "the engine's process is gone; these are its last values"
-    if found.pid in readings.left:
-        reason = f"the engine died of an exception; {LEFT} {readings.left[found.pid]}"
+    if left is not None:
+        reason = f"the engine died of an exception; how it was then: kvtop once --file {left}"
     return replace(
         base,
         engine=base.engine if base.engine is not None else found.rank,
@@ -300,6 +299,7 @@ def _lost_engine(readings: Readings, server: FoundServer, found: FoundEngine) ->
         metrics=None,
         model=base.model or server.model,
         probe_reason=reason,
+        last_snapshot=left,
     )
 
 

@@ -28,8 +28,8 @@ _ADDED = re.compile(r"(.+)-[0-9a-f]{8}")
 Action = Callable[[View, Here], Result]
 
 
-def _refusal(view: View, here: Here) -> str:
-    """Why no action is possible here, whatever it is. Empty: it may be."""
+def _target(view: View, here: Here) -> Engine | str:
+    """The engine to act on; or why no action is possible here, whatever it is."""
     engine = engine_of(here.snap, view) if here.snap is not None else None
     if view.player is not None:
         return IN_REPLAY
@@ -43,14 +43,13 @@ def _refusal(view: View, here: Here) -> str:
         return "this engine's process is gone"
     if engine.pid is None:
         return "this engine's process is not on this machine"
-    return ""
+    return engine
 
 
 def _abort(view: View, here: Here) -> Result:
-    refusal = _refusal(view, here)
-    engine = engine_of(here.snap, view) if here.snap is not None else None
-    if refusal or engine is None:
-        return replace(view, message=refusal), None
+    engine = _target(view, here)
+    if isinstance(engine, str):
+        return replace(view, message=engine), None
     if engine.requests is None:
         return replace(view, message="the requests are not known: there is no probe"), None
     request = _selected(view, here, engine)
@@ -63,10 +62,9 @@ def _abort(view: View, here: Here) -> Result:
 
 
 def _reset(view: View, here: Here) -> Result:
-    refusal = _refusal(view, here)
-    engine = engine_of(here.snap, view) if here.snap is not None else None
-    if refusal or engine is None:
-        return replace(view, message=refusal), None
+    engine = _target(view, here)
+    if isinstance(engine, str):
+        return replace(view, message=engine), None
     if engine.prefix_caching is False:
         return replace(view, message="prefix caching is off in this engine"), None
     return view, Act("reset", engine)

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from kvtop.draw.text import visible, wrap
@@ -223,15 +223,7 @@ def run(act: Act) -> tuple[str, str]:
     Returns:
         `aborted`, `reset`, `sent`, `refused` or `failed`, and one plain phrase.
     """
-    request = _request(act)
-    text = json.dumps(
-        {
-            "what": request.what,
-            "pid": request.pid,
-            "request_id": request.request_id,
-            "client_ids": list(request.client_ids),
-        }
-    )
+    text = json.dumps(asdict(_request(act)))
     try:
         done = subprocess.run(
             [sys.executable, "-m", "kvtop.attach.act", "--allow-actions"],

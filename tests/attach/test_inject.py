@@ -173,7 +173,7 @@ class TestWays:
         target = make_target(sys.executable, "steps")
         process = target.process()
         bad = payload.boot("raise SystemExit(3)")
-        way("ptrace")[0].run(probe.injectee(process), bad)
+        way("ptrace")[0].run(deliver.injectee(process), bad)
         time.sleep(0.3)
         assert target.child.poll() is None
         assert probe.attach(process, "engine", among=way("ptrace"), any_process=True).changed
@@ -181,7 +181,7 @@ class TestWays:
     def test_a_signal_that_comes_meanwhile_is_not_lost(self, make_target: Make) -> None:
         target = make_target(sys.executable, "steps")
         backend = way("ptrace")[0]
-        at = probe.injectee(target.process())
+        at = deliver.injectee(target.process())
         for _ in range(20):
             backend.run(at, "pass")
         os.kill(target.pid, signal.SIGTERM)

@@ -8,11 +8,11 @@ from collections.abc import Callable
 import pytest
 
 from kvtop.demo.engine import EngineCore
-from kvtop.demo.observe import Observer
 from kvtop.demo.request import RequestStatus
 from kvtop.demo.scenario import SCENARIOS
 from kvtop.model.blocks import BlockState
 from kvtop.model.snapshot import Snapshot
+from tests.demo.observer import Observer
 
 MakeEngine = Callable[..., EngineCore]
 

@@ -6,10 +6,10 @@ import pytest
 
 from kvtop.demo.clock import FreeClock
 from kvtop.demo.engine import EngineCore
-from kvtop.demo.observe import Observer
 from kvtop.demo.scenario import SCENARIOS
 from kvtop.detect.judge import Judge
 from kvtop.model.snapshot import Finding
+from tests.demo.observer import Observer
 
 PRESSURE = {"pressure.kv-full", "pressure.alloc-failures", "pressure.preemption-storm"}
 OWN = {

@@ -177,8 +177,7 @@ def test_a_dead_engine_under_a_living_api_server_is_critical() -> None:
     sim, judge = Sim(), Judge()
     watch(sim, judge, 3)
     path = "/tmp/kvtop-0/last-1-20250101T000000Z.json"
-    reason = f"the engine died of an exception; how it was then: kvtop once --file {path}"
-    sim.engine_fields = {"alive": False, "state": "gone", "probe_reason": reason}
+    sim.engine_fields = {"alive": False, "state": "gone", "last_snapshot": path}
     sim.metrics_ok = False
     finding = one(watch(sim, judge, 5)[-1], "health.dead-engine")
     assert finding.severity == "critical"

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
+from kvtop.sources.lane import Lane, StuckError
 from kvtop.sources.nvml_errors import device_error, driver_error
-from kvtop.sources.nvml_lane import Lane, StuckError
 from kvtop.sources.nvml_process import command, system_memory
 
 STUBS = Path(__file__).parent.parent / "stubs"

@@ -181,6 +181,7 @@ def test_lost_engine_keeps_its_last_values_and_says_so() -> None:
     )
     (engine,) = snapshot.engines
     assert engine.probe_reason.endswith("kvtop once --file /tmp/k/last-20-x.json")
+    assert engine.last_snapshot == "/tmp/k/last-20-x.json"
 
 
 def test_remote_server_shows_its_metrics_and_why_there_is_no_more() -> None:

@@ -101,8 +101,8 @@ class Observer:
             probe=ProbeInfo(
                 version=VERSION,
                 step=steps,
-                scan_us=0.0,
-                cost_percent=0.0,
+                scan_us=None,
+                cost_percent=None,
                 point="boundary",
                 cut_time_s=raw.time_s,
                 step_age_s=now_s - self._stepped[1],
