@@ -11,6 +11,7 @@ import pytest
 
 from kvtop.detect.thresholds import apply_overrides
 from tests.faults.watching import Faults, Watcher
+from tests.vllm import load
 from tests.vllm.server import Server, make_model, python_or_reason
 
 PLUGIN = Path(__file__).with_name("plugin")
@@ -94,3 +95,10 @@ def watcher(server: Server) -> Iterator[Watcher]:
         )
         assert ready is not None, "no probe reading within a minute"
         yield watcher
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _turns() -> Iterator[None]:
+    """Looks are not starved by the load that the tests make themselves."""
+    with load.taking_turns():
+        yield

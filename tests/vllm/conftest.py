@@ -152,3 +152,10 @@ def quiet_port() -> int:
         sock.bind(("127.0.0.1", 0))
         port: int = sock.getsockname()[1]
         return port
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _turns() -> Iterator[None]:
+    """Looks are not starved by the load that the tests make themselves."""
+    with load.taking_turns():
+        yield

@@ -140,15 +140,8 @@ async def _record(server: Server, live: Session) -> None:
 def live(server: Server, place: Path) -> Session:
     """Mixed load with preemptions, recorded and remembered."""
     live = Session(place / "live.kvtop")
-    before = sys.getswitchinterval()
-    # The load is threads of this process: by default each of them may keep the interpreter
-    # for 5 ms, and one look of kvtop waits for it a hundred times.
-    sys.setswitchinterval(0.0005)
-    try:
-        with LoadThread(server.url, 3, gaps=False, slots=3), long_requests(server.url, 10):
-            asyncio.run(_record(server, live))
-    finally:
-        sys.setswitchinterval(before)
+    with LoadThread(server.url, 3, gaps=False, slots=3), long_requests(server.url, 10):
+        asyncio.run(_record(server, live))
     return live
 
 
